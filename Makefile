@@ -83,7 +83,7 @@ verdicts:  ## judge every labelled job of the test bed; ARGS=--write renews the 
 	@$(BIN)/python tools/verdicts.py $(ARGS)
 
 # The tests of what nothing else reaches. To measure slows others down and would find few lines more.
-MEASURED_TESTS := $(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS) cupti nats_archive nats_collect nats_control \
+MEASURED_TESTS := $(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS) nats_archive nats_collect nats_control \
 	one_logger_exporter one_logger_lightning pytorch pytorch_loop straggler_watch) tests/integrations/test_pytorch.py \
 	$(patsubst %,tests/compat/test_%.py,straggler torch_monitor torch_monitor_names) tests/instruments/test_collectives.py
 

@@ -29,6 +29,7 @@ FAMILIES = (
     "spans",
     "iterations",
     "sections",
+    "gpu",
     "scores",
     "goodput",
     "parquet",

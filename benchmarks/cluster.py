@@ -35,6 +35,8 @@ from trackside.handlers.nats._stream import StreamConnection, StreamMessages, cr
 _NODES: Final = 3
 _WAIT_S: Final = 120.0
 _LOOK_INTERVAL_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 50.0
+"""Between two frames of a rank: workers rightly name one that sends no heartbeats after a minute."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if options.ranks > _LONGEST_PAUSE_S * options.rate:
+        parser.error(f"--rate: give at least {options.ranks / _LONGEST_PAUSE_S:.0f}, or ranks are silent for a minute")
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         ports = _free_ports(2 * _NODES)
         nodes = [stack.enter_context(_node(number, directory, ports)) for number in range(_NODES)]

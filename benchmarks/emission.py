@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime
 import logging
+import tempfile
+import time
 
 import blinker
 import torch.monitor
 
 import trackside
-from benchmarks.measure import Row, budget, compared, interleaved
+from benchmarks.measure import Row, budget, compared, interleaved, timing
+
+_MANY = 1_000_000
+_LONGEST_NS = 1e6
 
 
 @trackside.event("benchmark.step.measured")
@@ -40,7 +45,7 @@ def rows() -> list[Row]:
     """Measure, and return the rows."""
     bus = trackside.Bus()
     with bus.subscribe(_nothing, to=StepMeasured):
-        return _heard(bus) + _unheard(bus)
+        return [*_heard(bus), *_unheard(bus), _longest()]
 
 
 def _heard(bus: trackside.Bus) -> list[Row]:
@@ -116,3 +121,23 @@ def _unheard(bus: trackside.Bus) -> list[Row]:
             "no handler wants it: log() of a ready event", times, "log", "torch.monitor", logging_it, floor="empty"
         ),
     ]
+
+
+def _longest() -> Row:
+    """Measure the longest of a million calls of `log`, into an event log and the models of a job."""
+    with tempfile.TemporaryDirectory() as directory, trackside.start(directory, report=False):
+        log, now = trackside.log, time.perf_counter_ns
+        longest_ns = 0
+        for index in range(_MANY):
+            event = StepMeasured(index=index, value=1.0)
+            began_ns = now()
+            log(event)
+            longest_ns = max(longest_ns, now() - began_ns)
+    return Row(
+        f"the longest log() of {_MANY:,}, into an event log and models",
+        timing([longest_ns]),
+        "1 ms",
+        timing([_LONGEST_NS]),
+        budget(compiled=1.0),
+        longest_ns / _LONGEST_NS,
+    )

@@ -27,8 +27,8 @@ import zmq
 import trackside
 from benchmarks.measure import Row
 from benchmarks.whole import (
-    ALTERNATING_S,
     BLOCK_S,
+    Budgets,
     Figures,
     Loop,
     alternating,
@@ -58,7 +58,7 @@ def _measured(kind: str, step_ms: float, budget: float) -> list[Row]:
         command = [sys.executable, "-m", "benchmarks.watched", str(step_ms), str(PAIRS), directory, kind]
         found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  ours
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
-    return compared_rows(f"a step of {step_ms:g} ms, the viewer {kind}", figures, budget)
+    return compared_rows(f"a step of {step_ms:g} ms, the viewer {kind}", figures, Budgets(budget, budget, budget))
 
 
 def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Figures:
@@ -76,7 +76,7 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Fi
             for pair in range(pairs):
                 for is_instrumented in (True, False) if pair % 2 else (False, True):
                     (instrumented_block if is_instrumented else bare_block)(loop, steps, figures)
-            return {**figures, **alternating(loop, round(ALTERNATING_S / step_s / 3))}
+            return {**figures, **alternating(loop, step_s)}
 
 
 def _wait_for(job: Job) -> None:

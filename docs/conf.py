@@ -33,7 +33,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_mock_imports = [
     "accelerate",
-    "cupti",
     "google",
     "lightning",
     "mlflow",

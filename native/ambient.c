@@ -42,16 +42,51 @@ ts_surroundings(void)
     return around;
 }
 
+/*
+ * Have nothing collected between the two; the first returns what the second is given. Until Python 3.12 allocating may run
+ * finalizers, and where one sets a variable while one is being set, CPython reads what it has freed (its issue 148891).
+ */
+static inline int
+stop_collecting(void)
+{
+    return PY_VERSION_HEX < 0x030C0000 && PyGC_Disable();
+}
+
+static inline void
+go_on_collecting(int was_collecting)
+{
+    if (was_collecting) {
+        PyGC_Enable();
+    }
+}
+
+static PyObject *
+set_variable(PyObject *around)
+{
+    int was_collecting = stop_collecting();
+    PyObject *token = PyContextVar_Set(variable, around);
+    go_on_collecting(was_collecting);
+    return token;
+}
+
+static int
+reset_variable(PyObject *token)
+{
+    int was_collecting = stop_collecting(), failed = PyContextVar_Reset(variable, token);
+    go_on_collecting(was_collecting);
+    return failed;
+}
+
 /* Set the variable: a new reference to the token, or NULL with an exception. */
 static PyObject *
 store(PyObject *around)
 {
     if (!ts_is_at_home()) {
-        return PyContextVar_Set(variable, around);
+        return set_variable(around);
     }
     /* Only what was copied from home may have what home has, and so not a context that has the variable's default. */
     PyObject *kept = around == nowhere ? outside : around;
-    PyObject *token = PyContextVar_Set(variable, kept);
+    PyObject *token = set_variable(kept);
     if (token != NULL) {
         Py_SETREF(stored, Py_NewRef(kept));
         Py_SETREF(ts_top, Py_NewRef(kept));
@@ -115,7 +150,7 @@ static PyObject *
 reset_surroundings(PyObject *Py_UNUSED(module), PyObject *token)
 {
     PyObject *around = NULL;
-    if (PyContextVar_Reset(variable, token) < 0 || PyContextVar_Get(variable, NULL, &around) < 0) {
+    if (reset_variable(token) < 0 || PyContextVar_Get(variable, NULL, &around) < 0) {
         return NULL;
     }
     if (ts_is_at_home()) {

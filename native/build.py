@@ -81,7 +81,7 @@ def compile_sources(target: Path, digest: str) -> None:
         NotBuiltError: as for `build`.
     """
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    link = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared",)
+    link = ("-bundle", "-undefined", "dynamic_lookup") if sys.platform == "darwin" else ("-shared", "-ldl", "-lpthread")
     command = [
         *shlex.split(compiler),
         *FLAGS,

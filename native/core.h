@@ -25,6 +25,9 @@
 #include <Python.h>
 #include <structmember.h>
 
+/* For what is called once or twice in each opening and closing: the call would take as long as what is called. */
+#define TS_INLINE static inline __attribute__((always_inline))
+
 /* What a plain function returns for a call that it leaves to Python: not an object, and never given to anybody. */
 extern char ts_to_python;
 #define TS_TO_PYTHON ((PyObject *)&ts_to_python)
@@ -42,6 +45,16 @@ PyObject *ts_method(PyObject *about, ts_plain plain, PyObject *python);
 /* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
 int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 
+/* Find COUNT slots of CLS, by NAMES: 0, or -1 with an exception. */
+int ts_find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t *offsets);
+
+/* The place in OBJECT at OFFSET, one that was found for its class. */
+static inline PyObject **
+ts_slot(PyObject *object, Py_ssize_t offset)
+{
+    return (PyObject **)((char *)object + offset);
+}
+
 /* The memory of instances of one class, kept for the next ones; see pool.c. */
 typedef struct Pool Pool;
 
@@ -57,8 +70,21 @@ Pool *ts_pool(PyTypeObject *type, const Py_ssize_t *of_numbers, int count);
  */
 PyObject *ts_new(Pool *pool);
 
-/* Raise COUNT by one: 1, or 0 if it is no Count. Calls nothing foreign. */
-int ts_count(PyObject *count);
+/* Raise COUNT by one, and return how many there were before; -1 if it is no Count. Calls nothing foreign. */
+long long ts_count(PyObject *count);
+
+/*
+ * Where a bus has its table of routes and what else is read here; where an Admission, the target of a step that leads to
+ * the queue, has its parts; see bus.c. All set once.
+ */
+enum { BUS_ROUTES, BUS_IS_CLOSED, BUS_SUBSCRIBERS, BUS_SLOTS };
+enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE, ADMISSION_SLOTS };
+enum { STEP_ARRIVED, STEP_CALL, STEP_FINISHED, STEP_TARGET, STEP_SIZE };
+extern Py_ssize_t ts_of_bus[BUS_SLOTS], ts_of_admission[ADMISSION_SLOTS];
+extern PyTypeObject *ts_admission_type;
+
+/* Return the Count of COUNT, a ThreadSafeCount or anything else, borrowed; NULL if there is none. */
+PyObject *ts_counter_of(PyObject *count);
 
 /*
  * The context that its thread was given by the interpreter, and what surrounds the code that runs there; see ambient.c.
@@ -96,6 +122,9 @@ PyObject *ts_now_ns(long long *number, int *is_real);
  */
 int ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **duration);
 
+/* Read the system's monotonic clock, in ns: 1, or 0 if another clock was put in its place. Calls nothing foreign. */
+int ts_read_monotonic(long long *now);
+
 /* Return VALUE as an int: a new reference, or NULL with an exception. Calls nothing foreign. */
 PyObject *ts_number(long long value);
 
@@ -105,14 +134,20 @@ PyObject *ts_number(long long value);
  */
 void ts_drop_number(PyObject *number);
 
+/* Take the exception that is set, if any: a new reference, with its traceback, or NULL. */
+PyObject *ts_take_exception(void);
+
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
 int ts_add_count(PyObject *module);
 int ts_add_ambient(PyObject *module);
+int ts_add_bus(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
 int ts_add_events(PyObject *module);
+int ts_add_kernels(PyObject *module);
+int ts_add_sections(PyObject *module);
 int ts_add_spans(PyObject *module);
 int ts_add_extensions(PyObject *module);
 

@@ -13,14 +13,10 @@ typedef struct {
 
 static PyTypeObject *count_type;
 
-int
+long long
 ts_count(PyObject *count)
 {
-    if (!Py_IS_TYPE(count, count_type)) {
-        return 0;
-    }
-    ((Count *)count)->next++;
-    return 1;
+    return Py_IS_TYPE(count, count_type) ? ((Count *)count)->next++ : -1;
 }
 
 static PyObject *

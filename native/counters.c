@@ -6,13 +6,16 @@
  * Python methods use. Never in both: what leaves a sample to Python moves the array's into the list first. So the
  * order of the samples, and the chunks of 1,024 in which they are folded, are those of pure Python, and so are the
  * sums to the last bit.
+ *
+ * A full array of which nobody needs more than its figures becomes those at once; Python folds sixteen such chunks at a
+ * time. Not while it is folding: whoever folds may be about to need the samples.
  */
 
 #include "core.h"
 
 #include <math.h>
 
-enum { FOLD_AT = 1024 };
+enum { FOLD_AT = 1024, MOST_CHUNKS = 16 };
 static const long long MOST_WHOLE = 1LL << 52; /* FOLD_AT of them add up without an overflow */
 
 typedef enum { FLOATS, WHOLES } Kind;
@@ -22,12 +25,23 @@ typedef union {
     long long whole;
 } Sample;
 
+/* What a fold needs of a chunk of samples. */
+typedef struct {
+    Kind kind;
+    int count;
+    Sample sum;
+    double least, most, last;
+} Figures;
+
 typedef struct {
     PyObject_HEAD
     PyObject *list;   /* set by Instrument; NULL before */
     Sample *samples;  /* FOLD_AT of them; NULL before the first */
     int count;
     Kind kind;        /* of all samples, if there are any */
+    char needs_samples, is_folding; /* set by Instrument */
+    int chunk_count;
+    Figures chunks[MOST_CHUNKS]; /* older than the samples */
 } Recorder;
 
 enum { COUNTER, STAT, GAUGE, KINDS_OF_INSTRUMENTS };
@@ -45,6 +59,83 @@ static struct {
 
 static PyTypeObject *recorder_type;
 static PyObject *make_room_name;
+
+/*
+ * Add up as the interpreter's own sum() does, so that both implementations give the same figure: from 3.12 on with the
+ * compensation of Neumaier (1974), before without.
+ */
+static double
+sum_of(const Sample *samples, int count)
+{
+    double sum = 0.0;
+#if PY_VERSION_HEX >= 0x030C0000
+    double lost = 0.0;
+    for (int place = 0; place < count; place++) {
+        double sample = samples[place].real, after = sum + sample;
+        lost += fabs(sum) >= fabs(sample) ? (sum - after) + sample : (sample - after) + sum;
+        sum = after;
+    }
+    return lost != 0.0 && isfinite(lost) ? sum + lost : sum;
+#else
+    for (int place = 0; place < count; place++) {
+        sum += samples[place].real;
+    }
+    return sum;
+#endif
+}
+
+/* Find the figures of SAMPLES, of which there are some: 1, or 0 if the sum is not finite. */
+static int
+summarize(const Sample *samples, int count, Kind kind, Figures *figures)
+{
+    *figures = (Figures){.kind = kind, .count = count};
+    if (kind == FLOATS) {
+        double least = samples[0].real, most = least;
+        for (int place = 1; place < count; place++) {
+            double sample = samples[place].real;
+            most = sample > most ? sample : most;
+            least = sample < least ? sample : least;
+        }
+        figures->sum.real = sum_of(samples, count);
+        figures->least = least;
+        figures->most = most;
+        figures->last = samples[count - 1].real;
+        return isfinite(figures->sum.real);
+    }
+    long long sum = 0, least = samples[0].whole, most = least;
+    for (int place = 0; place < count; place++) {
+        long long sample = samples[place].whole;
+        sum += sample;
+        least = sample < least ? sample : least;
+        most = sample > most ? sample : most;
+    }
+    figures->sum.whole = sum;
+    figures->least = (double)least;
+    figures->most = (double)most;
+    figures->last = (double)samples[count - 1].whole;
+    return 1;
+}
+
+static PyObject *
+as_tuple(const Figures *figures)
+{
+    double least = figures->least, most = figures->most, last = figures->last;
+    return figures->kind == FLOATS ? Py_BuildValue("(idddd)", figures->count, figures->sum.real, least, most, last)
+                                   : Py_BuildValue("(iLddd)", figures->count, figures->sum.whole, least, most, last);
+}
+
+/* Make a chunk of the array's samples, all FOLD_AT: 0 if Python has to fold. */
+static int
+make_chunk(Recorder *self)
+{
+    if (self->needs_samples || self->is_folding || self->chunk_count == MOST_CHUNKS
+        || !summarize(self->samples, self->count, self->kind, &self->chunks[self->chunk_count])) {
+        return 0;
+    }
+    self->chunk_count++;
+    self->count = 0;
+    return 1;
+}
 
 static PyObject *
 as_object(const Recorder *self, int place)
@@ -153,7 +244,7 @@ record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count,
     else {
         goto python;
     }
-    if (self->count == FOLD_AT) {
+    if (self->count == FOLD_AT && !make_chunk(self)) {
         int has_room = make_room(self);
         if (has_room <= 0) {
             return has_room < 0 ? NULL : Py_NewRef(Py_None);
@@ -226,85 +317,43 @@ set(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
     return record(GAUGE, self, args, count, keywords);
 }
 
-/*
- * Add up as the interpreter's own sum() does, so that both implementations give the same figure: from 3.12 on with the
- * compensation of Neumaier (1974), before without.
- */
-static double
-sum_of(const Sample *samples, int count)
-{
-    double sum = 0.0;
-#if PY_VERSION_HEX >= 0x030C0000
-    double lost = 0.0;
-    for (int place = 0; place < count; place++) {
-        double sample = samples[place].real, after = sum + sample;
-        lost += fabs(sum) >= fabs(sample) ? (sum - after) + sample : (sample - after) + sum;
-        sum = after;
-    }
-    return lost != 0.0 && isfinite(lost) ? sum + lost : sum;
-#else
-    for (int place = 0; place < count; place++) {
-        sum += samples[place].real;
-    }
-    return sum;
-#endif
-}
-
-static PyObject *
-figures_of_floats(const Sample *samples, int count, double sum)
-{
-    double least = samples[0].real, most = least;
-    for (int place = 1; place < count; place++) {
-        double sample = samples[place].real;
-        most = sample > most ? sample : most;
-        least = sample < least ? sample : least;
-    }
-    return Py_BuildValue("(idddd)", count, sum, least, most, samples[count - 1].real);
-}
-
-static PyObject *
-figures_of_wholes(const Sample *samples, int count)
-{
-    long long sum = 0, least = samples[0].whole, most = least;
-    for (int place = 0; place < count; place++) {
-        long long sample = samples[place].whole;
-        sum += sample;
-        least = sample < least ? sample : least;
-        most = sample > most ? sample : most;
-    }
-    return Py_BuildValue("(iLddd)", count, sum, (double)least, (double)most, (double)samples[count - 1].whole);
-}
-
 PyDoc_STRVAR(take_doc,
 "_take($self, as_list, /)\n--\n\n"
-"Take the plain samples that wait: None if there are none, their figures, or a list of them.\n\n"
+"Take the plain samples that wait, in chunks: of each its figures, or a list of the samples.\n\n"
 "The figures are count, sum, minimum, maximum and last. It is a list if *as_list*, or if the sum is not finite.");
 
 static PyObject *
 recorder_take(Recorder *self, PyObject *as_a_list)
 {
-    /* Copied, because what is allocated below may record or fold. */
     Sample samples[FOLD_AT];
-    int wants_list = PyObject_IsTrue(as_a_list), count = self->count;
+    Figures chunks[MOST_CHUNKS + 1];
+    int wants_list = PyObject_IsTrue(as_a_list), count = self->count, chunk_count = self->chunk_count;
     if (wants_list < 0) {
         return NULL;
     }
-    if (count == 0) {
-        Py_RETURN_NONE;
+    /* Copied, because what is allocated below may record or fold. */
+    memcpy(chunks, self->chunks, chunk_count * sizeof(Figures));
+    if (count > 0) {
+        memcpy(samples, self->samples, count * sizeof(Sample));
     }
-    memcpy(samples, self->samples, count * sizeof(Sample));
     Recorder copy = {.samples = samples, .count = count, .kind = self->kind};
-    self->count = 0;
-    if (!wants_list && copy.kind == WHOLES) {
-        return figures_of_wholes(samples, count);
+    self->count = self->chunk_count = 0;
+    int is_listed = count > 0;
+    if (count > 0 && !wants_list && summarize(samples, count, copy.kind, &chunks[chunk_count])) {
+        chunk_count++;
+        is_listed = 0;
     }
-    if (!wants_list) {
-        double sum = sum_of(samples, count);
-        if (isfinite(sum)) {
-            return figures_of_floats(samples, count, sum);
+    PyObject *taken = PyList_New(chunk_count + is_listed);
+    for (int place = 0; taken != NULL && place < chunk_count + is_listed; place++) {
+        PyObject *chunk = place < chunk_count ? as_tuple(&chunks[place]) : as_list(&copy);
+        if (chunk == NULL) {
+            Py_CLEAR(taken);
+        }
+        else {
+            PyList_SET_ITEM(taken, place, chunk);
         }
     }
-    return as_list(&copy);
+    return taken;
 }
 
 PyDoc_STRVAR(discard_doc, "_discard($self, /)\n--\n\nForget the samples that wait.");
@@ -312,7 +361,7 @@ PyDoc_STRVAR(discard_doc, "_discard($self, /)\n--\n\nForget the samples that wai
 static PyObject *
 recorder_discard(Recorder *self, PyObject *Py_UNUSED(ignored))
 {
-    self->count = 0;
+    self->count = self->chunk_count = 0;
     if (self->list != NULL && PyList_Check(self->list)) {
         if (PyList_SetSlice(self->list, 0, PyList_GET_SIZE(self->list), NULL) < 0) {
             return NULL;
@@ -360,6 +409,8 @@ static PyGetSetDef recorder_attributes[] = {
 
 static PyMemberDef recorder_members[] = {
     {"_buffer", T_OBJECT_EX, offsetof(Recorder, list), 0, NULL},
+    {"_needs_samples", T_BOOL, offsetof(Recorder, needs_samples), 0, NULL},
+    {"_is_folding", T_BOOL, offsetof(Recorder, is_folding), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

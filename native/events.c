@@ -194,16 +194,32 @@ is_unchanged(PyTypeObject *type, Plan *plan)
     return init == plan->init && post_init == plan->post_init;
 }
 
-/* Read the system's clock into NOW: 0 if it is another one that times are read from. */
-static inline int
-read_clock(long long *now)
+TS_INLINE int
+read_monotonic(long long *now)
 {
     struct timespec read;
     if (!reads_real_clock || clock_gettime(CLOCK_MONOTONIC, &read) != 0) {
         return 0;
     }
-    *now = offset + (long long)read.tv_sec * 1000000000 + read.tv_nsec;
+    *now = (long long)read.tv_sec * 1000000000 + read.tv_nsec;
     return 1;
+}
+
+int
+ts_read_monotonic(long long *now)
+{
+    return read_monotonic(now);
+}
+
+/* Read the time of events into NOW: 0 if it is not the system's clock that it is read from. */
+static inline int
+read_clock(long long *now)
+{
+    int is_real = read_monotonic(now);
+    if (is_real) {
+        *now += offset;
+    }
+    return is_real;
 }
 
 /*
@@ -212,7 +228,7 @@ read_clock(long long *now)
  * of them for each span was a twelfth of a step.
  */
 enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
-enum { LARGEST_SHARED = 4096 }; /* at least: small numbers are one object to all, up to 256, or 1,024 from 3.15 on */
+enum { LARGEST_SHARED = 1024 }; /* small numbers are one object to all: up to 256, from 3.15 on up to 1,024 */
 static struct {
     int count;
     PyObject *kept[MOST_NUMBERS];
@@ -249,7 +265,10 @@ ts_drop_number(PyObject *number)
 PyObject *
 ts_number(long long value)
 {
-    int place = value >> PyLong_SHIFT == 0 ? 0 : (63 - __builtin_clzll(value)) / PyLong_SHIFT;
+    int place = 0;
+    while (place < MOST_DIGITS - 1 && value >> (place + 1) * PyLong_SHIFT != 0) {
+        place++;
+    }
     if (value <= LARGEST_SHARED || numbers[place].count == 0) {
         return PyLong_FromLongLong(value);
     }

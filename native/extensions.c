@@ -16,9 +16,8 @@ static const char *const methods[KINDS] = {"add", "record", "set"};
 static PyObject *known[KINDS]; /* of each kind the methods by name; None of a name that cannot be used */
 static PyObject *library_name, *span_name, *priority_names, *enter_name, *exit_name;
 
-/* Take the exception that is set, if any: a new reference, with its traceback, or NULL. */
-static PyObject *
-take_exception(void)
+PyObject *
+ts_take_exception(void)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();
@@ -114,7 +113,7 @@ record(int kind, const char *text, double value)
     if (!PyGILState_Check() || text == NULL || kind < 0 || kind >= KINDS) {
         return -1;
     }
-    PyObject *error = take_exception(), *number = NULL, *done = NULL;
+    PyObject *error = ts_take_exception(), *number = NULL, *done = NULL;
     PyObject *name = PyUnicode_FromString(text);
     PyObject *method = name == NULL ? NULL : find_method(kind, name);
     if (method != NULL && method != Py_None && (number = PyFloat_FromDouble(value)) != NULL) {
@@ -135,7 +134,7 @@ open_span(const char *text, int priority)
     if (!PyGILState_Check() || text == NULL) {
         return NULL;
     }
-    PyObject *error = take_exception(), *span = NULL;
+    PyObject *error = ts_take_exception(), *span = NULL;
     PyObject *name = PyUnicode_FromString(text), *number = name == NULL ? NULL : PyLong_FromLong(priority);
     PyObject *library = number == NULL ? NULL : PyImport_GetModule(library_name);
     if (library != NULL) {
@@ -162,7 +161,7 @@ close_span(PyObject *span)
     if (!PyGILState_Check()) {
         return -1;
     }
-    PyObject *error = take_exception();
+    PyObject *error = ts_take_exception();
     PyObject *type = error == NULL ? Py_None : (PyObject *)Py_TYPE(error);
     PyObject *done = PyObject_CallMethodObjArgs(span, exit_name, type, error == NULL ? Py_None : error, Py_None, NULL);
     int result = done == NULL ? -1 : 0;

@@ -62,6 +62,16 @@ ts_method(PyObject *about, ts_plain plain, PyObject *python)
 
 /* --- binding ----------------------------------------------------------------------------------------------------- */
 
+/* Call what SELF is bound to in any way but the interpreter's own, or have Python do what is not plain. */
+static __attribute__((noinline)) PyObject *
+call_bound(Bound *self, PyObject *const *args, size_t flags, PyObject *keywords, PyObject *callable)
+{
+    PyObject *bound = PyMethod_New(callable, self->object);
+    PyObject *result = bound == NULL ? NULL : PyObject_Vectorcall(bound, args, flags, keywords);
+    Py_XDECREF(bound);
+    return result;
+}
+
 /* The interpreter's calls of special methods leave room for the object before the arguments. */
 static PyObject *
 bound_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
@@ -69,24 +79,20 @@ bound_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObje
     Bound *self = (Bound *)callable;
     Method *method = (Method *)self->method;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
+    PyObject *result;
     if (keywords == NULL && count == 0) {
-        PyObject *result = method->plain(method->about, &self->object, 1, NULL);
-        return result != TS_TO_PYTHON ? result : PyObject_CallOneArg(method->python, self->object);
+        result = method->plain(method->about, &self->object, 1, NULL);
     }
-    if (keywords == NULL && (flags & PY_VECTORCALL_ARGUMENTS_OFFSET)) {
+    else if (keywords == NULL && (flags & PY_VECTORCALL_ARGUMENTS_OFFSET)) {
         PyObject **all = (PyObject **)args - 1, *before = all[0];
         all[0] = self->object;
-        PyObject *result = method->plain(method->about, all, count + 1, NULL);
-        if (result == TS_TO_PYTHON) {
-            result = PyObject_Vectorcall(method->python, all, count + 1, NULL);
-        }
+        result = method->plain(method->about, all, count + 1, NULL);
         all[0] = before;
-        return result;
     }
-    PyObject *plain = PyMethod_New(self->method, self->object);
-    PyObject *result = plain == NULL ? NULL : PyObject_Vectorcall(plain, args, flags, keywords);
-    Py_XDECREF(plain);
-    return result;
+    else {
+        result = TS_TO_PYTHON;
+    }
+    return result != TS_TO_PYTHON ? result : call_bound(self, args, flags, keywords, method->python);
 }
 
 static PyObject *

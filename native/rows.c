@@ -283,6 +283,23 @@ ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset)
     return is_slot;
 }
 
+int
+ts_find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t *offsets)
+{
+    for (int place = 0; place < count; place++) {
+        PyObject *name = PyUnicode_InternFromString(names[place]);
+        int is_slot = name == NULL ? -1 : ts_find_slot(cls, name, &offsets[place]);
+        if (is_slot == 0) {
+            PyErr_Format(PyExc_SystemError, "%s has no slot %U", cls->tp_name, name);
+        }
+        Py_XDECREF(name);
+        if (is_slot <= 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 PyDoc_STRVAR(encoding_doc,
 "row_encoding(cls, number, fields, limit, python, /)\n--\n\n"
 "Return the function *python*, which encodes events of *cls* to rows, compiled; itself if they have no slots.\n\n"

@@ -32,9 +32,6 @@ static const char *const span_event_slots[] = {"name", "attributes", "error"};
 enum { E_KIND, E_SAMPLES, E_TOKENS, E_FLOPS, E_LOSS, E_FAILED, ITERATION_EVENT_SLOTS };
 static const char *const iteration_event_slots[] = {"kind", "samples", "tokens", "flops", "loss", "failed"};
 
-enum { QUEUE, APPEND, LIMIT, DROPPED, OFFERED, ADMISSION_SLOTS };
-static const char *const admission_slots[] = {"_queue", "_append", "_limit", "dropped", "offered"};
-
 enum { NONE = -1, LONG, SHORT, PART, OF_ITERATION, CLASSES, CLASSES_OF_SPANS = OF_ITERATION };
 
 /*
@@ -45,19 +42,19 @@ typedef struct {
     PyObject *table;
     PyObject *steps;
     PyObject *admission; /* where the queue is the only step; borrowed from it; else NULL */
-    PyObject *limit;     /* what the admission has as such, owned, or NULL; and the same as a number */
+    PyObject *queue, *append, *counter; /* borrowed from the admission, whose slots for them are written once */
+    PyObject *limit; /* what the admission has as such, owned, or NULL; and the same as a number */
     Py_ssize_t most;
 } Route;
 
 /* All set once, and kept for ever: the module trackside.instruments._span is too. */
-static PyTypeObject *span_type, *admission_type, *count_type, *iteration_type;
+static PyTypeObject *span_type, *iteration_type;
 static PyTypeObject *classes[CLASSES]; /* of the events: ends of long, of short spans, of parts, of iterations */
 static Route routes[CLASSES];
 static Pool *pools[CLASSES], *pool_of_spans, *pool_of_iterations; /* of the same events, and of what publishes them */
-static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_admission[ADMISSION_SLOTS];
+static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_counts;
 static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
 static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
-static Py_ssize_t of_routes, of_is_closed, of_subscribers, of_counter;
 static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
 static PyObject *done_names[DONE_FIELDS], *training_kind, *next_step;
 
@@ -66,14 +63,8 @@ static PyObject *root_id, *main_thread;
 static unsigned long main_ident;
 static int has_annotator;
 
-static inline PyObject **
-slot(PyObject *object, Py_ssize_t offset)
-{
-    return (PyObject **)((char *)object + offset);
-}
-
-#define SPAN(span, name) (*slot(span, of_span[name]))
-#define ITERATION(span, name) (*slot(span, of_iteration[name]))
+#define SPAN(span, name) (*ts_slot(span, of_span[name]))
+#define ITERATION(span, name) (*ts_slot(span, of_iteration[name]))
 
 /* Return the next number of COUNTER, an itertools.count: a new reference, or NULL with an exception. */
 static inline PyObject *
@@ -89,10 +80,26 @@ static void
 forget_route(Route *route)
 {
     PyObject *table = route->table, *steps = route->steps, *limit = route->limit;
-    *route = (Route){NULL, NULL, NULL, NULL, 0};
+    *route = (Route){.table = NULL};
     Py_XDECREF(limit);
     Py_XDECREF(steps);
     Py_XDECREF(table);
+}
+
+/* Have ROUTE know ADMISSION, its only step, if it is one that events can be given to here. */
+static void
+know_admission(Route *route, PyObject *admission)
+{
+    PyObject *queue = *ts_slot(admission, ts_of_admission[ADMISSION_QUEUE]), *append = *ts_slot(admission, ts_of_admission[ADMISSION_APPEND]);
+    PyObject *counter = ts_counter_of(*ts_slot(admission, ts_of_admission[ADMISSION_OFFERED]));
+    PySequenceMethods *as_sequence = queue == NULL ? NULL : Py_TYPE(queue)->tp_as_sequence;
+    if (as_sequence != NULL && as_sequence->sq_length != NULL && counter != NULL && append != NULL
+        && PyCFunction_CheckExact(append) && PyCFunction_GET_FLAGS(append) == METH_O) {
+        route->admission = admission;
+        route->queue = queue;
+        route->append = append;
+        route->counter = counter;
+    }
 }
 
 /* Look up the route of events of class WHICH: NULL, without an exception, if it has to be resolved. */
@@ -101,7 +108,7 @@ look_up_route(int which)
 {
     Route *route = &routes[which];
     forget_route(route);
-    PyObject *table = *slot(bus, of_routes);
+    PyObject *table = *ts_slot(bus, ts_of_bus[BUS_ROUTES]);
     if (table == NULL || !PyDict_CheckExact(table) || route->table != NULL) {
         return NULL;
     }
@@ -117,9 +124,9 @@ look_up_route(int which)
     route->table = Py_NewRef(table);
     route->steps = Py_NewRef(steps);
     PyObject *step = PyTuple_GET_SIZE(steps) == 1 ? PyTuple_GET_ITEM(steps, 0) : NULL;
-    if (step != NULL && PyTuple_CheckExact(step) && PyTuple_GET_SIZE(step) == 4
-        && Py_IS_TYPE(PyTuple_GET_ITEM(step, 3), admission_type)) {
-        route->admission = PyTuple_GET_ITEM(step, 3);
+    if (step != NULL && PyTuple_CheckExact(step) && PyTuple_GET_SIZE(step) == STEP_SIZE
+        && Py_IS_TYPE(PyTuple_GET_ITEM(step, STEP_TARGET), ts_admission_type)) {
+        know_admission(route, PyTuple_GET_ITEM(step, STEP_TARGET));
     }
     return route;
 }
@@ -128,12 +135,12 @@ look_up_route(int which)
 static inline Route *
 route_of(int which)
 {
-    return routes[which].table != NULL && routes[which].table == *slot(bus, of_routes) ? &routes[which]
+    return routes[which].table != NULL && routes[which].table == *ts_slot(bus, ts_of_bus[BUS_ROUTES]) ? &routes[which]
                                                                                        : look_up_route(which);
 }
 
 /* Return whether a handler would get an event of class WHICH, as Bus.wants does; -1, no exception, to ask there. */
-static int
+TS_INLINE int
 wants(int which)
 {
     const Route *route = route_of(which);
@@ -143,7 +150,7 @@ wants(int which)
     if (PyTuple_GET_SIZE(route->steps) == 0) {
         return 0;
     }
-    PyObject *is_closed = *slot(bus, of_is_closed);
+    PyObject *is_closed = *ts_slot(bus, ts_of_bus[BUS_IS_CLOSED]);
     return is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
 }
 
@@ -165,7 +172,7 @@ know_limit(Route *route, PyObject *limit)
  * Queue EVENT, of class WHICH, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to
  * Bus.log. No exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
  */
-static int
+TS_INLINE int
 queue_event(PyObject *event, int which)
 {
     Route *route = route_of(which);
@@ -173,31 +180,24 @@ queue_event(PyObject *event, int which)
     if (admission == NULL) {
         return 0;
     }
-    PyObject *queue = *slot(admission, of_admission[QUEUE]), *limit = *slot(admission, of_admission[LIMIT]);
-    PyObject *append = *slot(admission, of_admission[APPEND]), *dropped = *slot(admission, of_admission[DROPPED]);
-    PyObject *offered = *slot(admission, of_admission[OFFERED]);
-    if (queue == NULL || append == NULL || dropped == NULL || offered == NULL || !Py_IS_TYPE(offered, count_type)
-        || *slot(offered, of_counter) == NULL || (limit != route->limit && !know_limit(route, limit))) {
+    PyObject *append = route->append, *limit = *ts_slot(admission, ts_of_admission[ADMISSION_LIMIT]);
+    if (limit != route->limit && !know_limit(route, limit)) {
         return 0;
     }
-    Py_ssize_t most = route->most;
-    PySequenceMethods *as_sequence = Py_TYPE(queue)->tp_as_sequence;
-    Py_ssize_t waiting = as_sequence == NULL || as_sequence->sq_length == NULL ? -1 : as_sequence->sq_length(queue);
+    Py_ssize_t waiting = Py_TYPE(route->queue)->tp_as_sequence->sq_length(route->queue);
     if (waiting < 0) {
         PyErr_Clear();
         return 0;
     }
-    if (waiting >= most || !ts_count(*slot(offered, of_counter))) {
+    if (waiting >= route->most || ts_count(route->counter) < 0) {
         return 0;
     }
-    /* The admission keeps these: their slots are written once. */
-    Py_INCREF(admission);
-    PyObject *none = PyCFunction_CheckExact(append) && PyCFunction_GET_FLAGS(append) == METH_O
-                         ? PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event)
-                         : PyObject_CallOneArg(append, event);
+    Py_INCREF(admission); /* which keeps what appends */
+    PyObject *none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event);
     if (none == NULL) {
         PyErr_Clear();
-        none = PyObject_CallMethodNoArgs(dropped, add_name);
+        PyObject *dropped = *ts_slot(admission, ts_of_admission[ADMISSION_DROPPED]);
+        none = dropped == NULL ? NULL : PyObject_CallMethodNoArgs(dropped, add_name);
         PyErr_Clear();
     }
     Py_XDECREF(none);
@@ -209,7 +209,7 @@ queue_event(PyObject *event, int which)
  * Log EVENT, of class WHICH, a reference that is given up: None, or NULL with an exception, that of a strict bus or a
  * signal handler.
  */
-static PyObject *
+TS_INLINE PyObject *
 log_event(PyObject *event, int which)
 {
     PyObject *result = queue_event(event, which) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
@@ -220,104 +220,85 @@ log_event(PyObject *event, int which)
 /* --- the open ones ----------------------------------------------------------------------------------------------- */
 
 /*
- * The spans that were opened last, owned, and not yet in open_by_id: nearly all are closed before anybody looks there, and
- * to put one in and take it out was a tenth of a step. Where they do not find room, the dict has it.
+ * The spans that the main thread opened last, and that are not in open_by_id: nearly all are closed before anybody looks
+ * there, and to put one in and take it out was a tenth of a step. All others are in the dict, and Python closes them.
  */
 enum { MOST_LATEST = 8 };
-static struct {
-    PyObject *number, *span;
-    PyObject *start; /* what the span has as its start, owned, or NULL; and the same as a number */
+typedef struct {
+    PyObject *span, *number, *start; /* owned; the id and the start are those that the span was given here */
     long long start_ns;
-} latest[MOST_LATEST];
+    int is_real; /* whether START_NS is the start, which was read from the system's clock */
+} Open;
+static Open latest[MOST_LATEST];
 static int latest_count;
 
-/* Have SPAN, of the id NUMBER, among the open ones: 0, or -1 with an exception. */
-static inline int
-remember(PyObject *number, PyObject *span)
+/* Have OPEN among the open spans, a borrowed span and two references that are given up: 0, or -1 with an exception. */
+TS_INLINE int
+remember(const Open *open, int is_main)
 {
-    if (latest_count == MOST_LATEST) {
-        return PyDict_SetItem(open_by_id, number, span);
+    if (is_main && latest_count < MOST_LATEST) {
+        Py_INCREF(open->span);
+        latest[latest_count++] = *open;
+        return 0;
     }
-    latest[latest_count].number = Py_NewRef(number);
-    latest[latest_count].start = NULL;
-    latest[latest_count++].span = Py_NewRef(span);
-    return 0;
+    int failed = PyDict_SetItem(open_by_id, open->number, open->span);
+    Py_DECREF(open->number);
+    Py_DECREF(open->start);
+    return failed;
 }
 
-/* Read the clock for SPAN, which was remembered: a new reference, or NULL with an exception. */
-static inline PyObject *
-read_start(PyObject *span)
-{
-    long long start_ns;
-    int is_real;
-    PyObject *start = ts_now_ns(&start_ns, &is_real);
-    int place = latest_count - 1;
-    if (start != NULL && is_real && place >= 0 && latest[place].span == span && latest[place].start == NULL) {
-        latest[place].start = Py_NewRef(start);
-        latest[place].start_ns = start_ns;
-    }
-    return start;
-}
-
-/* Return what START, the start of SPAN, is as a number; NULL if that has to be worked out. Valid until SPAN is forgotten. */
-static inline const long long *
-known_start(PyObject *span, PyObject *start)
+/* Return where SPAN is among those that were opened last, if it has the id and the start that it was given then; else -1. */
+TS_INLINE int
+find(PyObject *span)
 {
     int place = latest_count - 1;
-    return place >= 0 && latest[place].span == span && latest[place].start == start ? &latest[place].start_ns : NULL;
+    while (place >= 0 && latest[place].span != span) {
+        place--;
+    }
+    return place >= 0 && latest[place].number == SPAN(span, ID) && latest[place].start == SPAN(span, START_NS) ? place : -1;
 }
 
-/* Take SPAN, which the caller owns, out of the open ones: 0 if it was none of them, as in a child forked inside. */
-static inline int
-forget(PyObject *span)
+/* Take the span at PLACE, which the caller owns, out of the open ones; return its id, a new reference. */
+TS_INLINE PyObject *
+forget(int place)
 {
-    for (int place = latest_count - 1; place >= 0; place--) {
-        if (latest[place].number == SPAN(span, ID) && latest[place].span == span) {
-            PyObject *start = latest[place].start;
-            latest_count--;
-            for (int each = place; each < latest_count; each++) {
-                latest[each] = latest[each + 1];
-            }
-            Py_DECREF(SPAN(span, ID)); /* the span has it, and the caller the span */
-            Py_DECREF(span);
-            Py_XDECREF(start); /* a number: nothing is run */
-            return 1;
-        }
+    Open open = latest[place];
+    latest_count--;
+    for (int each = place; each < latest_count; each++) {
+        latest[each] = latest[each + 1];
     }
-    PyObject *found = NULL;
-#if PY_VERSION_HEX >= 0x030D0000
-    int failed = PyDict_Pop(open_by_id, SPAN(span, ID), &found) < 0;
-#else
-    int failed = (found = _PyDict_Pop(open_by_id, SPAN(span, ID), Py_None)) == NULL;
-#endif
-    if (failed) {
-        PyErr_Clear();
-    }
-    int is_span = found == span;
-    Py_XDECREF(found);
-    return is_span;
+    Py_DECREF(open.start); /* the span has it, and the caller the span */
+    Py_DECREF(open.span);
+    return open.number;
 }
 
-PyDoc_STRVAR(store_open_doc, "store_open()\n--\n\nPut the spans that were opened last where the Python methods have them.");
+PyDoc_STRVAR(add_open_doc, "add_open(spans, /)\n--\n\nAdd to *spans*, a dict by id, the open ones that open_by_id does not have.");
 
 static PyObject *
-store_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+add_open(PyObject *Py_UNUSED(module), PyObject *spans)
 {
-    int stored = 0;
     /* Ints are compared and hashed without calling anything. */
-    while (stored < latest_count && PyDict_SetItem(open_by_id, latest[stored].number, latest[stored].span) == 0) {
-        Py_DECREF(latest[stored].number); /* the dict has both */
-        Py_XDECREF(latest[stored].start);
-        Py_DECREF(latest[stored++].span);
-    }
-    latest_count -= stored;
-    for (int each = 0; each < latest_count; each++) {
-        latest[each] = latest[each + stored];
-    }
-    if (latest_count > 0) {
-        return NULL;
+    for (int place = 0; place < latest_count; place++) {
+        if (PyDict_SetItem(spans, latest[place].number, latest[place].span) < 0) {
+            return NULL;
+        }
     }
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(store_open_doc, "store_open()\n--\n\nPut all open spans where the Python methods have them.");
+
+static PyObject *
+store_open(PyObject *module, PyObject *Py_UNUSED(none))
+{
+    PyObject *done = add_open(module, open_by_id);
+    while (done != NULL && latest_count > 0) {
+        Open open = latest[--latest_count];
+        Py_DECREF(open.number); /* the dict has it, and the span, which has its start */
+        Py_DECREF(open.span);
+        Py_DECREF(open.start);
+    }
+    return done;
 }
 
 /* --- pairs ------------------------------------------------------------------------------------------------------- */
@@ -331,7 +312,7 @@ static PyObject *spare[MOST_SPARE + 1];
 static int spare_count;
 
 /* Return the pair of NUMBER and STEP: a new reference, or NULL with an exception. It may run foreign code. */
-static inline PyObject *
+TS_INLINE PyObject *
 new_pair(PyObject *number, PyObject *step)
 {
     PyObject *pair = spare_count > 0 && PyLong_CheckExact(step) ? spare[--spare_count] : PyTuple_New(2);
@@ -343,7 +324,7 @@ new_pair(PyObject *number, PyObject *step)
 }
 
 /* Give up a reference to PAIR, of two numbers. */
-static inline void
+TS_INLINE void
 drop_pair(PyObject *pair)
 {
     if (Py_REFCNT(pair) > 1 || spare_count >= MOST_SPARE || !PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2
@@ -384,7 +365,7 @@ take_out(Idle *idle, int place)
 }
 
 /* Keep SPAN, a reference that is given up, and which HOLDERS at most refer to; it may run foreign code. */
-static inline void
+TS_INLINE void
 retire(Idle *idle, PyObject *span, Py_ssize_t holders)
 {
     PyObject *dropped = span;
@@ -453,77 +434,78 @@ is_openable(PyObject *span)
  * Open SPAN, which is openable, within AROUND and at STEP: SPAN, NULL with an exception, or TS_TO_PYTHON if it was
  * opened while memory was allocated.
  */
-static PyObject *
+TS_INLINE PyObject *
 enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
 {
-    PyObject *result = NULL, *inside = NULL;
+    Open open = {.span = span};
     unsigned long ident = PyThread_get_thread_ident();
-    PyObject *number = next_of(span_ids);
-    PyObject *thread = number == NULL        ? NULL
-                       : ident == main_ident ? Py_NewRef(main_thread)
-                                             : PyLong_FromUnsignedLong(ident);
-    inside = thread == NULL ? NULL : new_pair(number, step);
-    if (inside == NULL) {
-        goto out;
+    int is_main = ident == main_ident;
+    PyObject *inside = NULL, *parent = PyTuple_GET_ITEM(around, 0);
+    PyObject *thread = is_main ? Py_NewRef(main_thread) : PyLong_FromUnsignedLong(ident);
+    int is_ready = thread != NULL && (open.number = next_of(span_ids)) != NULL
+                   && (inside = new_pair(open.number, step)) != NULL
+                   && (open.start = ts_now_ns(&open.start_ns, &open.is_real)) != NULL;
+    if (!is_ready || !PyLong_CheckExact(parent) || !is_openable(span)) {
+        Py_XDECREF(thread);
+        Py_XDECREF(open.number);
+        Py_XDECREF(inside);
+        Py_XDECREF(open.start);
+        return is_ready ? TS_TO_PYTHON : NULL;
     }
-    PyObject *parent = PyTuple_GET_ITEM(around, 0);
-    if (!PyLong_CheckExact(parent)) {
-        parent = NULL;
-    }
-    else if (parent == zero) { /* there is one of it */
+    if (parent == zero) { /* there is one of it */
         parent = root_id;
-    }
-    if (parent == NULL || !is_openable(span)) {
-        result = TS_TO_PYTHON;
-        goto out;
     }
     /* All in one go: what an old value's end runs finds an open span. */
     PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
-                             SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, INSIDE)};
+                             SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, START_NS)};
     SPAN(span, AROUND) = Py_NewRef(around);
-    SPAN(span, ID) = Py_NewRef(number);
+    SPAN(span, ID) = Py_NewRef(open.number);
     SPAN(span, PARENT_ID) = Py_NewRef(parent);
     SPAN(span, ATTRIBUTES) = Py_NewRef(SPAN(span, GIVEN));
-    SPAN(span, THREAD) = Py_NewRef(thread);
+    SPAN(span, THREAD) = thread;
+    SPAN(span, START_NS) = Py_NewRef(open.start);
     SPAN(span, INSIDE) = Py_NewRef(inside);
-    PyObject *now = NULL;
+    Py_DECREF(Py_None); /* it was there, in a span that is openable */
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
-    if (!failed && remember(number, span) == 0) {
-        now = read_start(span);
+    if (failed) {
+        Py_DECREF(open.number);
+        Py_DECREF(open.start);
     }
-    if (now != NULL) {
-        Py_XSETREF(SPAN(span, START_NS), now);
-        result = Py_NewRef(span);
+    else {
+        failed = remember(&open, is_main);
     }
+    Py_DECREF(inside);
     Py_XDECREF(old[0]);
     Py_XDECREF(old[1]);
     Py_XDECREF(old[2]);
     Py_XDECREF(old[3]);
     Py_XDECREF(old[4]);
     Py_XDECREF(old[5]);
-out:
-    Py_XDECREF(number);
-    Py_XDECREF(thread);
-    Py_XDECREF(inside);
-    return result;
+    return failed ? NULL : Py_NewRef(span);
+}
+
+static inline int
+is_pair(PyObject *value)
+{
+    return value != NULL && PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == 2;
 }
 
 /* Return what surrounds the running code, a new reference; NULL, without an exception, if it is no pair. */
-static PyObject *
+TS_INLINE PyObject *
 surroundings(void)
 {
     PyObject *around = ts_surroundings();
     if (around == NULL) {
         PyErr_Clear();
     }
-    else if (!PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2) {
+    else if (!is_pair(around)) {
         Py_CLEAR(around);
     }
     return around;
 }
 
 /* Return of which class the event of SPAN's end is. */
-static inline int
+TS_INLINE int
 class_of(PyObject *span)
 {
     int which = PART;
@@ -601,8 +583,8 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 
 /* --- closing ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether the iteration SPAN, a closable span, has what its event takes, and nothing that another event takes. */
-static int
+/* Return whether the iteration SPAN has what its event takes, and nothing that another event takes. */
+TS_INLINE int
 is_plain_iteration(PyObject *span)
 {
     static const int fields[] = {STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
@@ -611,7 +593,9 @@ is_plain_iteration(PyObject *span)
             return 0;
         }
     }
-    return PyBool_Check(ITERATION(span, FAILED)) && PyDict_GET_SIZE(SPAN(span, ATTRIBUTES)) == 0;
+    PyObject *attributes = SPAN(span, ATTRIBUTES);
+    return PyBool_Check(ITERATION(span, FAILED)) && attributes != NULL && PyDict_CheckExact(attributes)
+           && PyDict_GET_SIZE(attributes) == 0;
 }
 
 static inline int
@@ -620,59 +604,88 @@ is_training_step(PyObject *span, int which)
     return which == OF_ITERATION && ITERATION(span, KIND) == training_kind;
 }
 
-/* Return whether SPAN, whose event is of class WHICH, can be closed here; calls nothing foreign, and may be asked again. */
-static int
-is_closable(PyObject *span, int which)
+/* Return whether ATTRIBUTES are a dict of scalars, which nobody can change: a copy of it is all that an event needs. */
+TS_INLINE int
+are_scalars(PyObject *attributes)
 {
-    PyObject *inside = SPAN(span, INSIDE), *number = SPAN(span, ID), *attributes = SPAN(span, ATTRIBUTES);
-    if (inside == NULL || inside == Py_None || has_annotator || number == NULL || !PyLong_CheckExact(number)
-        || attributes == NULL || !PyDict_CheckExact(attributes) || SPAN(span, NAME) == NULL
-        || SPAN(span, PARENT_ID) == NULL || SPAN(span, AROUND) == NULL || !PyTuple_CheckExact(SPAN(span, AROUND))
-        || PyTuple_GET_SIZE(SPAN(span, AROUND)) != 2 || SPAN(span, START_NS) == NULL
-        || !PyLong_CheckExact(SPAN(span, START_NS)) || SPAN(span, THREAD) != main_thread
-        || (which == OF_ITERATION && !is_plain_iteration(span))) {
+    PyObject *value;
+    Py_ssize_t place = 0;
+    if (attributes == NULL || !PyDict_CheckExact(attributes)) {
         return 0;
     }
+    while (PyDict_GET_SIZE(attributes) > 0 && PyDict_Next(attributes, &place, NULL, &value)) {
+        if (!PyUnicode_CheckExact(value) && !PyLong_CheckExact(value) && !PyFloat_CheckExact(value)
+            && !PyBool_Check(value) && value != Py_None && !PyBytes_CheckExact(value)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/*
+ * Return where SPAN, whose event is of class WHICH, is among those that were opened last, if it can be closed here; else -1.
+ * Calls nothing foreign, and may be asked again.
+ */
+TS_INLINE int
+find_closable(PyObject *span, int which)
+{
+    int place = find(span);
+    PyObject *inside = SPAN(span, INSIDE);
+    if (place < 0 || inside == NULL || has_annotator || SPAN(span, THREAD) != main_thread || SPAN(span, NAME) == NULL
+        || SPAN(span, PARENT_ID) == NULL || !is_pair(SPAN(span, AROUND))
+        || !(which == OF_ITERATION ? is_plain_iteration(span) : are_scalars(SPAN(span, ATTRIBUTES)))) {
+        return -1;
+    }
     if (ts_is_at_home()) {
-        return ts_top == inside;
+        return ts_top == inside ? place : -1;
     }
     PyObject *current = surroundings();
     Py_XDECREF(current); /* the context has it, and SPAN too if it is the same */
-    return current == inside;
+    return current == inside ? place : -1;
+}
+
+/* Return whether the garbage collector need not know of VALUE. */
+static inline int
+is_scalar(PyObject *value)
+{
+    return value == NULL || !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HAVE_GC);
 }
 
 /*
  * Return the event of class WHICH, with what all events of ends have, and close SPAN: a new reference, NULL with an
- * exception, or TS_TO_PYTHON, with nothing changed; but that SPAN is no open one then, which Python would find too.
- * The garbage collector does not know the event.
+ * exception, or TS_TO_PYTHON, with nothing changed. The garbage collector does not know the event, and need not on account
+ * of these values if they are SCALARS: those that wait in the queue would be visited by each collection.
  */
-static PyObject *
-leave(PyObject *span, int which)
+TS_INLINE PyObject *
+leave(PyObject *span, int which, int *scalars)
 {
     const Py_ssize_t *offsets = of_event[which];
-    PyObject *event = ts_new(pools[which]), *start, *end, *duration;
+    PyObject *event = ts_new(pools[which]), *end, *duration;
     if (event == NULL) {
         return NULL;
     }
-    if (!is_closable(span, which)) {
+    int place = find_closable(span, which);
+    if (place < 0) {
         goto python;
     }
-    start = Py_NewRef(SPAN(span, START_NS));
-    int is_plain = ts_since(start, known_start(span, start), &end, &duration);
+    PyObject *start = Py_NewRef(latest[place].start);
+    int is_plain = ts_since(start, latest[place].is_real ? &latest[place].start_ns : NULL, &end, &duration);
     Py_DECREF(start);
     if (is_plain < 0) {
         Py_DECREF(event);
         return NULL;
     }
-    *slot(event, offsets[E_AT_NS]) = end;
-    *slot(event, offsets[E_DURATION_NS]) = duration;
-    if ((!is_plain && !is_closable(span, which)) || !forget(span)) {
+    *ts_slot(event, offsets[E_AT_NS]) = end;
+    *ts_slot(event, offsets[E_DURATION_NS]) = duration;
+    if (!is_plain && (place = find_closable(span, which)) < 0) {
         goto python;
     }
     PyObject *around = Py_NewRef(SPAN(span, AROUND)), *inside = SPAN(span, INSIDE);
-    *slot(event, offsets[E_SPAN_ID]) = Py_NewRef(SPAN(span, ID));
-    *slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(SPAN(span, PARENT_ID));
-    *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
+    PyObject *parent = SPAN(span, PARENT_ID), *step = PyTuple_GET_ITEM(around, 1);
+    *ts_slot(event, offsets[E_SPAN_ID]) = forget(place);
+    *ts_slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(parent);
+    *ts_slot(event, offsets[E_STEP]) = Py_NewRef(step);
+    *scalars = is_plain && is_scalar(parent) && is_scalar(step);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
     int failed = which == PART                ? ts_surround_part(around, inside)
                  : is_training_step(span, which) ? ts_surround_after_step(around, inside)
@@ -690,49 +703,11 @@ python:
     return TS_TO_PYTHON;
 }
 
-/* Return whether the garbage collector need not know of VALUE. */
-static inline int
-is_scalar(PyObject *value)
-{
-    return value == NULL || !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HAVE_GC);
-}
-
-/*
- * Return whether what all events of ends have is scalars in EVENT, of class WHICH. An event of scalars alone is not
- * tracked: those that wait in the queue would be visited by each collection.
- */
-static inline int
-has_scalars(PyObject *event, int which)
-{
-    const Py_ssize_t *offsets = of_event[which];
-    return is_scalar(*slot(event, offsets[E_AT_NS])) && is_scalar(*slot(event, offsets[E_SPAN_ID]))
-           && is_scalar(*slot(event, offsets[E_STEP])) && is_scalar(*slot(event, offsets[E_PARENT_SPAN_ID]))
-           && is_scalar(*slot(event, offsets[E_DURATION_NS]));
-}
-
 /* Return whether the call is that of a with block which no exception leaves. */
 static inline int
 is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     return count == 4 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == owner && args[2] == Py_None;
-}
-
-/* Return whether ATTRIBUTES are scalars, which nobody can change: a copy of the dict is all that an event needs. */
-static int
-are_scalars(PyObject *attributes)
-{
-    PyObject *value;
-    Py_ssize_t place = 0;
-    if (attributes == NULL || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) == 0) {
-        return attributes == NULL || PyDict_CheckExact(attributes);
-    }
-    while (PyDict_Next(attributes, &place, NULL, &value)) {
-        if (!PyUnicode_CheckExact(value) && !PyLong_CheckExact(value) && !PyFloat_CheckExact(value)
-            && !PyBool_Check(value) && value != Py_None && !PyBytes_CheckExact(value)) {
-            return 0;
-        }
-    }
-    return 1;
 }
 
 static PyObject *
@@ -742,34 +717,28 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    int which = class_of(span), is_bare = 0;
-    if (which == NONE || !are_scalars(SPAN(span, ATTRIBUTES))) {
+    int which = class_of(span), is_bare = 0, scalars;
+    if (which == NONE) {
         return TS_TO_PYTHON;
     }
     Py_INCREF(span);
-    PyObject *event = leave(span, which);
+    PyObject *event = leave(span, which, &scalars);
     if (event != NULL && event != TS_TO_PYTHON) {
         const Py_ssize_t *offsets = of_span_event[which];
-        PyObject *attributes = SPAN(span, ATTRIBUTES);
-        if (attributes == NULL || (PyDict_CheckExact(attributes) && PyDict_GET_SIZE(attributes) == 0)) {
-            is_bare = attributes == SPAN(span, GIVEN);
-            attributes = Py_NewRef(no_attributes);
-        }
-        else {
+        PyObject *attributes = Py_NewRef(no_attributes), *given = SPAN(span, ATTRIBUTES);
+        if (given != NULL && PyDict_CheckExact(given) && PyDict_GET_SIZE(given) > 0) {
             /* A copy: the span's own can be changed while the event waits. */
-            Py_INCREF(attributes);
-            PyObject *copy = PyDict_Copy(attributes);
-            if (copy == NULL) {
-                PyErr_Clear();
-            }
-            else {
-                Py_SETREF(attributes, copy);
-            }
+            Py_INCREF(given);
+            PyObject *copy = PyDict_Copy(given);
+            Py_SETREF(attributes, copy == NULL ? Py_NewRef(given) : copy);
+            PyErr_Clear();
+            Py_DECREF(given);
         }
-        *slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
-        *slot(event, offsets[E_ATTRIBUTES]) = attributes;
-        *slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
-        if (attributes != no_attributes || !is_scalar(SPAN(span, NAME)) || !has_scalars(event, which)) {
+        is_bare = attributes == no_attributes && given == SPAN(span, GIVEN);
+        *ts_slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
+        *ts_slot(event, offsets[E_ATTRIBUTES]) = attributes;
+        *ts_slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
+        if (attributes != no_attributes || !scalars || !is_scalar(SPAN(span, NAME))) {
             PyObject_GC_Track(event);
         }
         event = log_event(event, which);
@@ -785,18 +754,18 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    int scalars = 0;
+    int scalars = 0, others = 0;
     Py_INCREF(span);
-    PyObject *event = leave(span, OF_ITERATION);
+    PyObject *event = leave(span, OF_ITERATION, &others);
     if (event != NULL && event != TS_TO_PYTHON) {
         static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
-        Py_SETREF(*slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
+        Py_SETREF(*ts_slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
         for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
             PyObject *value = ITERATION(span, fields[field]);
-            *slot(event, of_iteration_event[field]) = Py_XNewRef(value);
+            *ts_slot(event, of_iteration_event[field]) = Py_XNewRef(value);
             scalars += is_scalar(value);
         }
-        if (scalars < ITERATION_EVENT_SLOTS || !has_scalars(event, OF_ITERATION)) {
+        if (scalars < ITERATION_EVENT_SLOTS || !others || !is_scalar(ITERATION(span, STEP))) {
             PyObject_GC_Track(event);
         }
         event = log_event(event, OF_ITERATION);
@@ -886,14 +855,17 @@ done_field(PyObject *name)
     return -1;
 }
 
-/* ABOUT is a kind, a name and what iterations without attributes have. */
+/*
+ * ABOUT is a kind, a name, what iterations without attributes have, and what stands for those that no handler hears of: one
+ * without a step, one with.
+ */
 static PyObject *
 make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
-    PyObject *subscribers = *slot(bus, of_subscribers), *step = count > 0 ? args[0] : NULL;
+    PyObject *subscribers = *ts_slot(bus, ts_of_bus[BUS_SUBSCRIBERS]), *step = count > 0 ? args[0] : NULL;
     PyObject *done[DONE_FIELDS] = {Py_None, Py_None, Py_None, Py_None};
-    if (count > 1 || subscribers == NULL || !PyDict_CheckExact(subscribers) || PyDict_GET_SIZE(subscribers) == 0) {
+    if (count > 1 || subscribers == NULL || !PyDict_CheckExact(subscribers)) {
         return TS_TO_PYTHON;
     }
     for (Py_ssize_t each = 0; each < named; each++) {
@@ -908,6 +880,14 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
         else {
             return TS_TO_PYTHON;
         }
+    }
+    if (PyDict_GET_SIZE(subscribers) == 0 && !has_annotator) {
+        for (int field = 0; field < DONE_FIELDS; field++) {
+            if (done[field] != Py_None) {
+                return TS_TO_PYTHON;
+            }
+        }
+        return Py_NewRef(PyTuple_GET_ITEM(about, step == NULL || step == Py_None ? 3 : 4));
     }
     PyObject *span = revive(&idle_iterations);
     int is_new = span == NULL;
@@ -935,6 +915,29 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
     return span;
 }
 
+/* Entering what stands for an iteration that no handler hears of. */
+static PyObject *
+open_unheard(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *counts = *ts_slot(args[0], of_counts);
+    PyObject *step = counts == Py_True ? take_step() : Py_NewRef(Py_None);
+    Py_XDECREF(step);
+    return step == NULL ? NULL : Py_NewRef(args[0]);
+}
+
+/* Leaving it, with whatever exception. */
+static PyObject *
+leave_unheard(PyObject *Py_UNUSED(owner), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count), PyObject *keywords)
+{
+    if (keywords != NULL) {
+        return TS_TO_PYTHON;
+    }
+    Py_RETURN_NONE;
+}
+
 /* Iteration.set; a loss that is no float may be a tensor, which Python detaches. */
 static PyObject *
 set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -960,24 +963,6 @@ set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *key
 }
 
 /* --- setting up -------------------------------------------------------------------------------------------------- */
-
-/* Find COUNT slots of CLS: 0, or -1 with an exception. */
-static int
-find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t *offsets)
-{
-    for (int place = 0; place < count; place++) {
-        PyObject *name = PyUnicode_InternFromString(names[place]);
-        int is_slot = name == NULL ? -1 : ts_find_slot(cls, name, &offsets[place]);
-        if (is_slot == 0) {
-            PyErr_Format(PyExc_SystemError, "%s has no slot %U", cls->tp_name, name);
-        }
-        Py_XDECREF(name);
-        if (is_slot <= 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
 
 /* Return the pool of TYPE, the class WHICH of events, or NULL with an exception. */
 static Pool *
@@ -1008,13 +993,13 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &cls, &PyTuple_Type, &ended, &PyDict_Type, &names)) {
         return NULL;
     }
-    if (PyTuple_GET_SIZE(ended) != CLASSES_OF_SPANS || find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
+    if (PyTuple_GET_SIZE(ended) != CLASSES_OF_SPANS || ts_find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "not %d classes of ends", CLASSES_OF_SPANS);
     }
     for (int place = 0; place < CLASSES_OF_SPANS; place++) {
         PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(ended, place);
-        if (!PyType_Check(type) || find_slots(type, event_slots, EVENT_SLOTS, of_event[place]) < 0
-            || find_slots(type, span_event_slots, SPAN_EVENT_SLOTS, of_span_event[place]) < 0) {
+        if (!PyType_Check(type) || ts_find_slots(type, event_slots, EVENT_SLOTS, of_event[place]) < 0
+            || ts_find_slots(type, span_event_slots, SPAN_EVENT_SLOTS, of_span_event[place]) < 0) {
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
         Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
@@ -1031,14 +1016,6 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_XSETREF(*kept[place], Py_NewRef(found));
     }
-    static const char *const bus_slots[] = {"_routes", "_is_closed", "_subscribers"};
-    Py_ssize_t of_bus[3];
-    if (find_slots(Py_TYPE(bus), bus_slots, 3, of_bus) < 0) {
-        return NULL;
-    }
-    of_routes = of_bus[0];
-    of_is_closed = of_bus[1];
-    of_subscribers = of_bus[2];
     PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* so far it is the bound __next__ */
     if (counter == NULL) {
         return NULL;
@@ -1077,9 +1054,9 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
     if (span_type == NULL || !PyType_IsSubtype(cls, span_type)) {
         return PyErr_Format(PyExc_TypeError, "not a class of spans");
     }
-    if (find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
-        || find_slots(ended, event_slots, EVENT_SLOTS, of_event[OF_ITERATION]) < 0
-        || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
+    if (ts_find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
+        || ts_find_slots(ended, event_slots, EVENT_SLOTS, of_event[OF_ITERATION]) < 0
+        || ts_find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
         return NULL;
     }
     pools[OF_ITERATION] = pool_of_ends(ended, OF_ITERATION);
@@ -1122,20 +1099,41 @@ compile_part(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyDoc_STRVAR(compile_iteration_doc,
-"compile_iteration(function, kind, name, attributes, /)\n--\n\n"
-"Return *function*, compiled: it returns an iteration of that kind and name.");
+"compile_iteration(function, kind, name, attributes, unheard, unheard_with_step, /)\n--\n\n"
+"Return *function*, compiled: it returns an iteration of that kind and name, or what stands for one that no handler hears of.");
 
 static PyObject *
 compile_iteration(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *function, *kind, *name, *attributes;
-    if (!PyArg_ParseTuple(args, "OUUO!", &function, &kind, &name, &PyDict_Type, &attributes)) {
+    PyObject *function, *kind, *name, *attributes, *unheard, *with_step;
+    if (!PyArg_ParseTuple(args, "OUUO!OO", &function, &kind, &name, &PyDict_Type, &attributes, &unheard, &with_step)) {
         return NULL;
     }
-    PyObject *about = PyTuple_Pack(3, kind, name, attributes);
+    PyObject *about = PyTuple_Pack(5, kind, name, attributes, unheard, with_step);
     PyObject *compiled = about == NULL ? NULL : ts_method(about, make_iteration, function);
     Py_XDECREF(about);
     return compiled;
+}
+
+PyDoc_STRVAR(compile_unheard_doc,
+"compile_unheard(cls, /)\n--\n\n"
+"Return the methods __enter__ and __exit__, compiled, of the class of what stands for iterations that no handler hears of.");
+
+static PyObject *
+compile_unheard(PyObject *Py_UNUSED(module), PyObject *cls)
+{
+    static const char *const counts_slot[] = {"_counts"};
+    if (!PyType_Check(cls) || ts_find_slots((PyTypeObject *)cls, counts_slot, 1, &of_counts) < 0) {
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "not a class");
+    }
+    PyObject *open = PyObject_GetAttrString(cls, "__enter__");
+    PyObject *close = open == NULL ? NULL : PyObject_GetAttrString(cls, "__exit__");
+    PyObject *methods = close == NULL
+                            ? NULL
+                            : Py_BuildValue("(NN)", ts_method(cls, open_unheard, open), ts_method(cls, leave_unheard, close));
+    Py_XDECREF(open);
+    Py_XDECREF(close);
+    return methods;
 }
 
 PyDoc_STRVAR(set_process_doc,
@@ -1161,27 +1159,6 @@ set_process(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(set_admission_doc,
-"set_admission(cls, count, /)\n--\n\n"
-"Take instances of *cls*, on the route of an event, for the way into the queue; *count* is the class of its counts.");
-
-static PyObject *
-set_admission(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyTypeObject *cls, *count;
-    static const char *const counter_slot[] = {"_counter"};
-    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &cls, &PyType_Type, &count)) {
-        return NULL;
-    }
-    if (find_slots(cls, admission_slots, ADMISSION_SLOTS, of_admission) < 0
-        || find_slots(count, counter_slot, 1, &of_counter) < 0) {
-        return NULL;
-    }
-    Py_XSETREF(admission_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
-    Py_XSETREF(count_type, (PyTypeObject *)Py_NewRef((PyObject *)count));
-    Py_RETURN_NONE;
-}
-
 PyDoc_STRVAR(forget_doc,
 "forget_routes()\n--\n\nLet go of the routes that spans took last: of a handler that left the bus nothing is kept.");
 
@@ -1195,11 +1172,12 @@ forget_routes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 }
 
 static PyMethodDef functions[] = {
+    {"add_open", add_open, METH_O, add_open_doc},
     {"store_open", store_open, METH_NOARGS, store_open_doc},
     {"forget_routes", forget_routes, METH_NOARGS, forget_doc},
-    {"set_admission", set_admission, METH_VARARGS, set_admission_doc},
     {"set_process", set_process, METH_VARARGS, set_process_doc},
     {"compile_part", compile_part, METH_VARARGS, compile_part_doc},
+    {"compile_unheard", compile_unheard, METH_O, compile_unheard_doc},
     {"compile_iteration", compile_iteration, METH_VARARGS, compile_iteration_doc},
     {"compile_spans", compile_spans, METH_VARARGS, compile_spans_doc},
     {"compile_iterations", compile_iterations, METH_VARARGS, compile_iterations_doc},

@@ -23,6 +23,7 @@ from racing import in_threads
 from trackside import implementation
 from trackside.bus import Bus
 from trackside.events import Event, _event, set_process_source
+from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -103,6 +104,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
+def ids_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let buses number under the ids that the test gives, though they were not made here, or for another bus."""
+    monkeypatch.setattr("trackside.bus._dispatcher.StreamIdentity.claim", lambda *_: True)
+
+
+@pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """
     Give the test a seed of its own; a failure shows it, and ``--seed`` with the run's first lines repeats it.
@@ -131,6 +138,13 @@ def events() -> Iterator[list[Event]]:
     found: list[Event] = []
     with trackside.subscribe(found.append):
         yield found
+
+
+@pytest.fixture
+def fake_clock() -> Iterator[FakeClock]:
+    """Give the clock of this process, monotonic and wall, which only the test moves."""
+    with FakeClock().installed() as clock:
+        yield clock
 
 
 @pytest.fixture

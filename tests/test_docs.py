@@ -139,13 +139,20 @@ class TestDesign:
 
 
 class TestSources:
-    def test_docstrings_name_a_thing(self):
-        """No docstring begins with a question word: it says what something is, or what to do."""
-        owners = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-        described = [node for tree in PARSED for node in ast.walk(tree) if isinstance(node, owners)]
-        firsts = [text for node in described if (text := ast.get_docstring(node))]
-        assert len(firsts) > 2_000
-        assert [text for text in firsts if re.match(r"(What|Who|Whose|Which|How|Where|When|Why)\b", text)] == []
+    @pytest.mark.parametrize("folder", ["src", "tests", "tools", "benchmarks", "examples"])
+    def test_texts_name_a_thing(self, folder):
+        """No docstring, of a field neither, and no comment begins with a question word: it says what something is."""
+        sources = [path.read_text("utf-8") for path in (ROOT / folder).rglob("*.py")]
+        texts = [
+            node.value.value
+            for source in sources
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        ]
+        comments = [found for source in sources for found in re.findall(r"(?m)(?=^(?! *#).*\n *# ?(.*))", source)]
+        assert min(len(texts), len(comments)) > 1
+        question = re.compile(r"\s*(What|Who|Whose|Which|How|Where|When|Why)\b")
+        assert [text for text in (*texts, *comments) if question.match(text)] == []
 
     def test_one_spelling_of_an_interval(self):
         """A parameter in seconds of how often something happens ends in ``_interval_s``."""
@@ -170,3 +177,10 @@ class TestSources:
         foreign = re.compile(r"\bR\d{1,2}\b(?! ?[=+*/-])|\bfirst plan\b")
         cited = [path.name for path in paths if path != Path(__file__) and foreign.search(path.read_text("utf-8"))]
         assert cited == []
+        files = {
+            name
+            for path in paths
+            for name in re.findall(r"(?<![\w/.])(?:docs|tests|tools|src)/[\w/-]+\.(?:md|py)\b", path.read_text("utf-8"))
+        }
+        assert len(files) > 20
+        assert [name for name in sorted(files) if not (ROOT / name).exists()] == []

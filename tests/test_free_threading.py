@@ -1,4 +1,4 @@
-"""What keeps threads out of each other's way, with the interpreter lock and without it."""
+"""The means that keep threads out of each other's way, with the interpreter lock and without it."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_of_every_span(value):
 
 
 def test_kept():
-    """What is kept is the same object."""
+    """A kept value is the same object."""
     value = [1]
     assert kept(value) is value
 
 
 def test_shared():
-    """What threads share is freed all the same, by the garbage collector at the latest."""
+    """Objects that threads share are freed all the same, by the garbage collector at the latest."""
 
     class Shared:
         pass

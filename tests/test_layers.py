@@ -55,7 +55,6 @@ MAY_IMPORT_LATE = {"trackside", "trackside.cli"}
 FIXED_LIBRARIES = {"attrs", "cattrs", "msgpack", "zmq", "numpy"}
 # Of distributions that are imported under another name.
 IMPORT_NAMES = {
-    "cupti-python": "cupti",
     "google-cloud-logging": "google",
     "google-cloud-monitoring": "google",
     "mlflow-skinny": "mlflow",
@@ -271,27 +270,34 @@ class TestTrackside:
         assert required - FIXED_LIBRARIES == set()
 
 
+# Classes of compat that have another class's name, because the peer's class has it.
+NAMED_BY_PEERS = {"Aggregation", "CallableId", "Event", "GoodputMonitor", "Recorder", "Report", "Span", "Stat", "Timer"}
+
+
 def class_names(root: Path) -> dict[str, list[str]]:
-    """Return the modules that define each class at their top, by the class's name; compat's names are the peers'."""
+    """Return the paths of the modules that define each class, nested ones too, by the class's name."""
     defined: dict[str, list[str]] = {}
     for path in sorted(root.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and path.relative_to(root).parts[0] != "compat":
-                defined.setdefault(node.name, []).append(path.stem)
+        inside = path.relative_to(root)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_peers = inside.parts[0] == "compat" and getattr(node, "name", "") in NAMED_BY_PEERS
+            if isinstance(node, ast.ClassDef) and not is_peers:
+                defined.setdefault(node.name, []).append(inside.as_posix())
     return defined
 
 
 class TestClassNames:
     def test_are_unique(self):
-        """No two classes have one name, but for the callbacks of which each framework has its own."""
-        twice = {name: modules for name, modules in class_names(PACKAGE).items() if len(modules) > 1}
+        """No two classes have one name, but for the peers' and the callback that each framework has."""
+        twice = {name: paths for name, paths in class_names(PACKAGE).items() if len(paths) > 1}
+        lightning = ["integrations/lightning.py", "integrations/pytorch_lightning.py"]
         assert twice == {
-            "StragglerDetectionCallback": ["lightning", "pytorch_lightning"],
-            "TracksideCallback": ["fabric", "lightning", "pytorch_lightning", "transformers"],
+            "StragglerDetectionCallback": lightning,
+            "TracksideCallback": ["integrations/fabric.py", *lightning, "integrations/transformers.py"],
         }
 
 
-# Their modules are named from outside: those of compat after the peers' modules, those of cli after the commands.
+# Their modules are named from outside: those of cli after the commands, the public ones of compat after the peers'.
 NAMED_FROM_OUTSIDE = {"compat", "cli"}
 
 
@@ -300,8 +306,9 @@ def module_names(root: Path) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        if not path.stem.startswith("__") and inside.parts[0] not in NAMED_FROM_OUTSIDE:
-            named.setdefault(path.stem.lstrip("_"), []).append(str(inside))
+        is_ours = inside.parts[0] not in NAMED_FROM_OUTSIDE or (inside.parts[0] == "compat" and path.stem[0] == "_")
+        if is_ours and not path.stem.startswith("__"):
+            named.setdefault(path.stem.lstrip("_"), []).append(inside.as_posix())
     return named
 
 

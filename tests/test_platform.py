@@ -39,7 +39,7 @@ SYSTEMS = {
     },
 }
 SIMULATE = """
-    # What the standard library and the dependencies need of this system, they get before it goes.
+    # The standard library and the dependencies get all that they need of this system before it goes.
     import argparse, asyncio, concurrent.futures, ctypes, json, logging, multiprocessing.util, os, pathlib, platform
     import queue, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time, urllib.request, uuid
     import attrs, cattrs, msgpack, zmq, zmq.auth

@@ -57,27 +57,6 @@ def windows(bus):
     return got
 
 
-class Clocks:
-    """A monotonic and a wall clock that a test moves."""
-
-    def __init__(self):
-        self.mono_ns = 10**9
-        self.wall_ns = 1_700_000_000 * SECOND
-
-    def pass_s(self, seconds):
-        """Let so much time pass on both."""
-        self.mono_ns += round(seconds * SECOND)
-        self.wall_ns += round(seconds * SECOND)
-
-
-@pytest.fixture
-def clocks():
-    """Give clocks that this process uses."""
-    given = Clocks()
-    with clock.installed(lambda: given.mono_ns, lambda: given.wall_ns):
-        yield given
-
-
 def add_all(counter, values):
     """Add each of *values* to *counter*, and return it."""
     for value in values:
@@ -166,13 +145,13 @@ class TestRequests:
         assert all(share >= 0 for share in shares)
         assert max(shares) > 0.05  # the program does nothing but compute
 
-    def test_request_06_who_sets_the_time(self, bus, clocks):
+    def test_request_06_who_sets_the_time(self, bus, fake_clock):
         """request_06, the timestamp is optional: the event has the time at which it was made, unless it is given."""
         got = []
         bus.subscribe(got.append)
-        made_ns = clocks.wall_ns
+        made_ns = fake_clock.now_ns
         made, given = Checkpointed(), Checkpointed(at_ns=123)
-        clocks.pass_s(5)
+        fake_clock.advance(5)
         bus.log(made)
         bus.log(given)
 
@@ -259,14 +238,16 @@ class TestRequests:
         assert threads[0] is not threading.main_thread()
 
     @pytest.mark.parametrize("jump_s", [-3600, 3600])
-    def test_request_14_monotonic(self, bus, clocks, jump_s):
+    def test_request_14_monotonic(self, bus, fake_clock, jump_s):
         """request_14, wall clocks drift and are set: time between events is monotonic, to the nanosecond."""
         got = []
         bus.subscribe(got.append)
-        bus.log(Checkpointed())
-        clocks.pass_s(0.000000123)
-        clocks.wall_ns += jump_s * SECOND
-        bus.log(Checkpointed())
+        wall_ns = [1_700_000_000 * SECOND]
+        with clock.installed(fake_clock, lambda: wall_ns[0]):
+            bus.log(Checkpointed())
+            fake_clock.advance(0.000000123)
+            wall_ns[0] += jump_s * SECOND
+            bus.log(Checkpointed())
 
         assert got[1].at_ns - got[0].at_ns == 123
 
@@ -367,11 +348,11 @@ class TestRequests:
         assert values[:3] == [1001, 1002, 1003]
         assert threading.main_thread() not in asked
 
-    def test_request_20_timing_a_block(self, bus, clocks):
+    def test_request_20_timing_a_block(self, bus, fake_clock):
         """request_20, ``with`` to time a block: the counter gets its duration, in its own unit."""
         counter = bus.stat("data.wait", unit="ms")
         with counter.time():
-            clocks.pass_s(0.25)
+            fake_clock.advance(0.25)
 
         assert (counter.count, counter.sum) == (1, 250)
 

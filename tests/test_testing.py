@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from trackside.bus import Bus
-from trackside.events import ITERATION, Event, Source, event
-from trackside.handlers.models import SpanBuilder
+from trackside.events import ITERATION, Event, IterationEnded, Source, event
+from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.testing import SOURCE, Capture, FakeClock, isolated_bus, recorded
 from trackside.wire import FrameView
 
@@ -27,6 +26,11 @@ class TestFakeClock:
             clock.advance(2.5)
             third = Skipped()
         assert (second.at_ns - first.at_ns, third.at_ns - first.at_ns) == (0, 2_500_000_000)
+
+    def test_time_of_events(self):
+        """Once installed, its reading is the time of an event, as it is."""
+        with FakeClock(now_ns=5_000).installed():
+            assert Skipped().at_ns == 5_000
 
     def test_given_back(self):
         """Afterwards events have the real time again."""
@@ -77,9 +81,9 @@ class TestRecorded:
 
     def test_for_a_model(self):
         """A model reads such events."""
-        model = SpanBuilder()
-        model.consume(FrameView(SOURCE, [recorded(Skipped(), seq=n) for n in range(3)]))
-        assert model.result() is not None
+        model = GoodputAccumulator()
+        model.consume(FrameView(SOURCE, [recorded(IterationEnded(step=n, duration_ns=5), seq=n) for n in range(3)]))
+        assert model.result().last_step == 2
 
 
 class TestPlugin:
@@ -100,8 +104,3 @@ class TestPlugin:
             check=False,
         )
         assert (child.returncode, "1 passed" in child.stdout) == (0, True)
-
-    def test_type(self):
-        """The fixture's bus is an ordinary one."""
-        with isolated_bus() as bus:
-            assert isinstance(bus, Bus)

@@ -3,7 +3,7 @@ Failures of torch.monitor's events and handlers, row by row, which do not happen
 
 The rows are those found by probing PyTorch 2.13. Each test describes the behaviour there, and shows the one here; where
 the original crashes or hangs the test runs in a process of its own. The rows of its statistics (aggregations, windows,
-the Stat itself) are in ``tests/bus/counters/test_torch_monitor.py``.
+the Stat itself) are in ``tests/counters/test_torch_monitor.py``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def draw_top(path: str) -> str:
     # Its processes, which were of this machine, ended long ago.
     with patch("trackside.report._top.is_gone", return_value=False):
         view = top.view(until_ns)
-    return top_svg(view, width=100, height=26)
+    return top_svg(view, width=100, height=32)
 
 
 def draw_report(browsers: ModuleType, path: str) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
-LEAST_PERCENT = 93.5
+LEAST_PERCENT = 98.5
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ class Restart:
     """The truth about the attempt that goes on."""
 
     began_s: float
-    """When it switched telemetry on, in seconds since the epoch."""
+    """The time at which it switched telemetry on, in seconds since the epoch."""
     first_step: int
 
     def save(self, out: Path) -> None:

@@ -135,9 +135,10 @@ def slowness_text(out: Path, report: ScoreReport) -> Iterator[str]:
     slow = [one for one in report.stragglers if one.kind == "relative"]
     for one in slow:
         yield (
-            f"rank {one.rank} is slow: {one.what}, score {one.score:.2f}, since step {one.since_step};"
-            f" it costs {1e3 * one.lost_s_per_step:.1f} ms a step"
+            f"rank {one.rank} is slow: {one.what}, score {one.score:.2f}, low in every window since step"
+            f" {one.since_step}"
         )
+        yield f"  it costs {1e3 * one.lost_s_per_step:.1f} ms a step"
     if not slow:
         yield "nobody is"
     yield ""

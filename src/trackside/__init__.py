@@ -136,47 +136,18 @@ __all__ = [
 
 # Names that a job needs once, or only a reader needs, load at their first use: an import costs what emitting needs.
 _LATER = {
-    "EventLog": "trackside.handlers",
-    "JobConfig": "trackside.job",
-    "JsonlSink": "trackside.handlers",
-    "Remote": "trackside.job",
-    "TrainingConfig": "trackside.job",
-    "all_of": "trackside.rules",
-    "any_of": "trackside.rules",
-    "application": "trackside.instruments",
-    "at_most": "trackside.rules",
-    "attach": "trackside.handlers.zeromq",
-    "check_logs": "trackside.handlers",
-    "checkpoint_load": "trackside.instruments",
-    "checkpoint_save": "trackside.instruments",
-    "config": "trackside.instruments",
-    "data_loading": "trackside.instruments",
-    "dataloader_init": "trackside.instruments",
-    "distributed_init": "trackside.instruments",
-    "every": "trackside.rules",
-    "feed": "trackside.handlers",
-    "follow": "trackside.handlers",
-    "fraction": "trackside.rules",
-    "instrument": "trackside.integrations.pytorch",
-    "integrations": "trackside.integrations",
-    "metrics": "trackside.instruments",
-    "model_backward": "trackside.instruments",
-    "model_forward": "trackside.instruments",
-    "model_init": "trackside.instruments",
-    "optimizer_init": "trackside.instruments",
-    "optimizer_update": "trackside.instruments",
-    "replay": "trackside.handlers",
-    "section": "trackside.instruments",
-    "span": "trackside.instruments",
-    "start": "trackside.job",
-    "testing_iteration": "trackside.instruments",
-    "testing_loop": "trackside.instruments",
-    "training_iteration": "trackside.instruments",
-    "training_loop": "trackside.instruments",
-    "validation_iteration": "trackside.instruments",
-    "validation_loop": "trackside.instruments",
-    "where": "trackside.rules",
-    "zero_grad": "trackside.instruments",
+    "trackside.handlers": "EventLog JsonlSink check_logs feed follow replay",
+    "trackside.handlers.zeromq": "attach",
+    "trackside.instruments": (
+        "application checkpoint_load checkpoint_save config data_loading dataloader_init distributed_init "
+        "metrics model_backward model_forward model_init optimizer_init optimizer_update section span "
+        "testing_iteration testing_loop training_iteration training_loop validation_iteration validation_loop "
+        "zero_grad"
+    ),
+    "trackside.integrations": "integrations",
+    "trackside.integrations.pytorch": "instrument",
+    "trackside.job": "JobConfig Remote TrainingConfig start",
+    "trackside.rules": "all_of any_of at_most every fraction where",
 }
 
 

@@ -61,4 +61,4 @@ native: Final[Any] = _load()
 """The module ``trackside._native``, or None."""
 
 implementation: Final = "pure" if native is None else "compiled"
-"""What runs: ``compiled`` or ``pure``."""
+"""The implementation that runs: ``compiled`` or ``pure``."""

@@ -15,19 +15,20 @@ def load_later(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
     Args:
         package: The package's ``__name__``.
-        modules: For each such name the module that has it, or that it is a name of.
+        modules: By module the names that it has, separated by blanks; a module may have its own name.
     """
     names = vars(sys.modules[package])
+    module_of = {name: module for module, found in modules.items() for name in found.split()}
 
     def load(name: str) -> object:
-        if name not in modules:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        module = importlib.import_module(modules[name])
+        module = importlib.import_module(module_of[name])
         names[name] = found = module if module.__name__ == f"{package}.{name}" else getattr(module, name)
         return found
 
     def list_names() -> list[str]:
-        return sorted({*names, *modules})
+        return sorted({*names, *module_of})
 
     return load, list_names
 

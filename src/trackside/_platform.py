@@ -55,16 +55,49 @@ def may_run(pid: int) -> bool:
     return True
 
 
-def process_handle(pid: int) -> int | None:
+class ExitWatch:
     """
-    Return a descriptor that becomes readable when the process *pid* has exited, to be closed by the caller.
+    Tells which of some processes have exited, in the order in which they did, however late that is asked.
 
-    None if there is no such process, or where the system has no such descriptors (Linux has).
+    Where the system does not show how other processes exit (Linux does), none can be watched.
     """
-    try:
-        return int(_os.pidfd_open(pid))
-    except (AttributeError, OSError):
-        return None
+
+    def __init__(self) -> None:
+        self._handles: set[int] = set()
+        self._readable: Any = None
+        if hasattr(os, "pidfd_open"):
+            import select  # noqa: PLC0415  to import it takes 0.3 ms
+
+            # Unlike `poll`, it hands out descriptors in the order in which they became readable.
+            self._readable = select.epoll()
+
+    def add(self, pid: int) -> int | None:
+        """Watch the process *pid* from now on; return a handle that stands for it, or None if it cannot be watched."""
+        if self._readable is None:
+            return None
+        try:
+            handle = int(_os.pidfd_open(pid))
+        except OSError:  # there is no such process
+            return None
+        self._handles.add(handle)
+        self._readable.register(handle)
+        return handle
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Return the handles of those that have exited since the last call; wait at most *timeout_s* seconds."""
+        exited = [handle for handle, _ in self._readable.poll(timeout_s)]
+        for handle in exited:
+            self._handles.remove(handle)
+            os.close(handle)
+        return exited
+
+    def close(self) -> None:
+        """Watch no process any more."""
+        for handle in self._handles:
+            os.close(handle)
+        self._handles.clear()
+        if self._readable is not None:
+            self._readable.close()
 
 
 def exit_status_of(pid: int) -> int | None:

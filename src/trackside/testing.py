@@ -50,8 +50,8 @@ class FakeClock:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[FakeClock]:
-        """Let events, spans and windows read this clock meanwhile."""
-        with clock.installed(self):
+        """Let events, spans and windows read this clock meanwhile; an event's ``at_ns`` is its reading then."""
+        with clock.installed(self, self):
             yield self
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import RunsOn, clock
-from trackside.testing import FakeClock
+from trackside.events import RunsOn
 from trackside.wire import FrameDecoder
 
 if TYPE_CHECKING:
@@ -164,14 +163,6 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.go_on.set()
-
-
-@pytest.fixture
-def fake_clock() -> Iterator[FakeClock]:
-    """Let the test move the process's clock."""
-    fake = FakeClock()
-    with clock.installed(fake, lambda: fake.now_ns):
-        yield fake
 
 
 @pytest.fixture

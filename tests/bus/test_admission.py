@@ -7,28 +7,10 @@ import time
 
 import pytest
 
+from kinds import Often, Once, Prioritized, Rare
 from ticking import Unencodable
-from trackside.events import ITERATION, LIFECYCLE, PROFILE, CounterWindow, Event, EventsDropped, RunsOn, event
+from trackside.events import CounterWindow, EventsDropped, RunsOn
 from trackside.rules import where
-
-
-class Balanced(Event):
-    pass
-
-
-@event("test.admission.often", priority=PROFILE)
-class Often(Balanced):
-    value: object = 0
-
-
-@event("test.admission.once", priority=ITERATION)
-class Once(Balanced):
-    value: object = 0
-
-
-@event("test.admission.rare", priority=LIFECYCLE)
-class Rare(Balanced):
-    value: object = 0
 
 
 class TestAdmission:
@@ -36,7 +18,7 @@ class TestAdmission:
     def test_share(self, make_bus, held_still, kind, admitted):
         """Of a queue for 100, PROFILE may fill half, ITERATION four fifths and LIFECYCLE all; the rest is dropped."""
         bus = make_bus(queue_limit=100)
-        subscription = bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER)
+        subscription = bus.subscribe(lambda _event: None, to=Prioritized, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
         go_on = held_still(bus)
@@ -51,7 +33,7 @@ class TestAdmission:
     def test_one_after_the_other(self, make_bus, held_still):
         """Events of a low priority are refused first: the same queue still takes those of a higher one."""
         bus = make_bus(queue_limit=100)
-        bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER)
+        bus.subscribe(lambda _event: None, to=Prioritized, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
         held_still(bus)
@@ -59,15 +41,15 @@ class TestAdmission:
             for _ in range(60):
                 bus.log(kind())
         assert bus.stats().dropped_by_type == {
-            "test.admission.often": 60 - 50,
-            "test.admission.once": 60 - 30,
-            "test.admission.rare": 60 - 20,
+            "test.often": 60 - 50,
+            "test.once": 60 - 30,
+            "test.rare": 60 - 20,
         }
 
     def test_least_queue(self, make_bus, model):
         """Even a queue for one event admits an event of each priority."""
         bus = make_bus(queue_limit=1)
-        bus.subscribe(model, to=Balanced)
+        bus.subscribe(model, to=Prioritized)
         bus.flush()
         for kind in (Often, Once, Rare):
             bus.log(kind())
@@ -91,19 +73,19 @@ class TestAdmission:
             go_on()
             bus.flush()
             # Of ITERATION 8 may wait and of LIFECYCLE 10: alternately, 4 and 4 until 8, then 2 more of the latter.
-            assert model.events[-1].by_type == {"test.admission.once": 16, "test.admission.rare": 14}
+            assert model.events[-1].by_type == {"test.once": 16, "test.rare": 14}
             assert model.events[-1].since_ns == since_ns
             since_ns = fake_clock.now_ns
             assert frames.decoded()[-1].dropped == {
-                "test.admission.once": 16 * rounds,
-                "test.admission.rare": 14 * rounds,
+                "test.once": 16 * rounds,
+                "test.rare": 14 * rounds,
             }
         assert [one.where for one in model.events] == ["queue", "queue"]
 
     def test_missed_by_models(self, make_bus, held_still, model):
         """A model learns the exact number of the events that it missed."""
         bus = make_bus(queue_limit=10)
-        subscription = bus.subscribe(model, to=Balanced, keep=where(lambda one: one.step != 3))
+        subscription = bus.subscribe(model, to=Prioritized, keep=where(lambda one: one.step != 3))
         bus.log(Once(step=1))
         bus.flush()
         assert model.missed_events == 0
@@ -168,6 +150,6 @@ class TestOverload:
             thread.join()
         bus.close(20)
         assert [one.value for one in frames.events(Rare)] == list(range(rare))
-        assert bus.stats().dropped_by_type.keys() <= {"test.admission.often"}
+        assert bus.stats().dropped_by_type.keys() <= {"test.often"}
         assert frames.events(CounterWindow)[-1].total_count == sum(added)
         assert bus.stats().total("balance") == 0

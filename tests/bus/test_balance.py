@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from kinds import Often, Once, Prioritized, Rare
 from ticking import Unencodable
 from trackside.bus import Bus
-from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, event
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, RunsOn, event
 from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 THREADS = 16
@@ -18,27 +19,8 @@ SEQUENCES = 1_000
 DEADLINE_S = 30.0
 
 
-class Balanced(Event):
-    pass
-
-
-@event("test.balance.often", priority=PROFILE)
-class Often(Balanced):
-    value: object = 0
-
-
-@event("test.balance.once", priority=ITERATION)
-class Once(Balanced):
-    value: object = 0
-
-
-@event("test.balance.rare", priority=LIFECYCLE)
-class Rare(Balanced):
-    value: object = 0
-
-
 @event("test.balance.derived", priority=ITERATION, derived=True)
-class Derived(Balanced):
+class Derived(Prioritized):
     value: object = 0
 
 
@@ -207,10 +189,10 @@ class TestThreads:
         """
         inline, queued, model, frames = [], [], make_model(), make_frames()
         subscriptions = [
-            bus.subscribe(inline.append, to=Balanced, keep=every(7)),
-            bus.subscribe(queued.append, to=Balanced, runs_on=RunsOn.WORKER),
-            bus.subscribe(model, to=Balanced),
-            bus.subscribe(frames, to=Balanced),
+            bus.subscribe(inline.append, to=Prioritized, keep=every(7)),
+            bus.subscribe(queued.append, to=Prioritized, runs_on=RunsOn.WORKER),
+            bus.subscribe(model, to=Prioritized),
+            bus.subscribe(frames, to=Prioritized),
         ]
 
         def work(index):
@@ -226,13 +208,13 @@ class TestThreads:
         assert stats[0].handled == len(inline) == -(-total // 7)
         assert stats[1].handled == len(queued)
         assert stats[2].handled == len(model.events)
-        assert stats[3].handled == len(frames.events(Balanced))
+        assert stats[3].handled == len(frames.events(Prioritized))
         assert stats[2].dropped == stats[3].dropped == sum(bus.stats().dropped_by_type.values())
-        for events in (queued, model.events, frames.events(Balanced)):
+        for events in (queued, model.events, frames.events(Prioritized)):
             for index in range(THREADS):
                 numbers = [one.value for one in events if one.step == index]
                 assert numbers == sorted(numbers)
-        assert [one.seq for one in frames.events(Balanced)] == [one.seq for one in model.events]
+        assert [one.seq for one in frames.events(Prioritized)] == [one.seq for one in model.events]
         ranges = [(frame.first_seq, frame.last_seq) for frame in frames.decoded()]
         assert ranges[0][0] == 0
         assert [first for first, _ in ranges[1:]] == [last + 1 for _, last in ranges[:-1]]
@@ -253,7 +235,7 @@ class TestThreads:
                     handler = rng.choice([Unreliable, UnreliableModel])(rng, 0.3)
                     rule = rng.choice([None, *RULES])
                     with bus.subscribe(
-                        handler, to=Balanced, keep=rule, runs_on=RunsOn.WORKER if rng.random() < 0.5 else None
+                        handler, to=Prioritized, keep=rule, runs_on=RunsOn.WORKER if rng.random() < 0.5 else None
                     ):
                         bus.log(rng.choice(KINDS)(step=number))
 
@@ -269,7 +251,7 @@ class TestThreads:
         for _ in range(30):
             bus = make_bus()
             model = make_model()
-            bus.subscribe(model, to=Balanced)
+            bus.subscribe(model, to=Prioritized)
             start = threading.Barrier(8)
 
             def work(bus=bus, start=start):
@@ -296,10 +278,10 @@ class TestAtAnyMoment:
         While no thread logs, the counts balance each time they are read, though dispatcher and sink workers are at
         work.
         """
-        queued = [bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER) for _ in range(2)]
-        queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, runs_on=RunsOn.WORKER))
-        queued.append(bus.subscribe(make_model(), to=Balanced, keep=every(3)))
-        queued.append(bus.subscribe(make_frames(), to=Balanced))
+        queued = [bus.subscribe(lambda _event: None, to=Prioritized, runs_on=RunsOn.WORKER) for _ in range(2)]
+        queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Prioritized, runs_on=RunsOn.WORKER))
+        queued.append(bus.subscribe(make_model(), to=Prioritized, keep=every(3)))
+        queued.append(bus.subscribe(make_frames(), to=Prioritized))
         checks = 0
         for _ in range(scaled(50)):
             for number in range(2_000):

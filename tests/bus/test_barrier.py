@@ -188,7 +188,7 @@ def test_stays_with_the_parent(bus):
 class TestDeliver:
     def foreign(self, count):
         """Return events as they come from another process."""
-        with trackside.Bus(source=Source(id="elsewhere", rank=7)) as other:
+        with trackside.Bus(source=Source(rank=7)) as other:
             sink = Kept()
             other.subscribe(sink)
             for number in range(count):
@@ -202,15 +202,17 @@ class TestDeliver:
         bus.subscribe(queued.append, to=StepTaken, runs_on=RunsOn.WORKER)
         bus.subscribe(model)
         bus.subscribe(sink)
-        assert bus.inject(self.foreign(5))
+        foreign = self.foreign(5)
+        theirs = foreign[0].source.id
+        assert bus.inject(foreign)
         bus.log(StepTaken(number=99))
         bus.flush()
 
         for events in (inline, queued, [event for event in model.events if isinstance(event, StepTaken)]):
             assert [event.number for event in events] == [0, 1, 2, 3, 4, 99]
-            assert {(event.source.id, event.source.rank) for event in events[:5]} == {("elsewhere", 7)}
+            assert {(event.source.id, event.source.rank) for event in events[:5]} == {(theirs, 7)}
             assert [event.seq for event in events[:5]] == [1, 2, 3, 4, 5]
-            assert events[5].source.id != "elsewhere"
+            assert events[5].source.id != theirs
         assert sum(sink.accepted) == 2  # this process's own: its start, and what it logged
         assert all(handler.balance == 0 for handler in bus.stats().handlers)
         assert bus.stats().lost == 0

@@ -128,7 +128,7 @@ class TestSuspension:
             assert flaky.calls == 5 + tries
 
     def test_recovers(self, fake_clock, flaky, log):
-        """When a try succeeds, everything that follows is delivered, and the next suspension lasts 30 s again."""
+        """After a try that succeeds everything is delivered, and the next suspension lasts 30 s again."""
         log(5)
         fake_clock.advance(31)
         log(1)

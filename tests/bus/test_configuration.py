@@ -6,29 +6,9 @@ import threading
 
 import pytest
 
-from trackside.events import ITERATION, LIFECYCLE, PROFILE, ConfigError, Event, RunsOn, event
+from kinds import Animal, Dog, Puppy, Stone
+from trackside.events import ITERATION, ConfigError, Event, RunsOn, event
 from trackside.rules import every
-
-
-@event("test.configuration.animal", priority=ITERATION)
-class Animal(Event):
-    number: int = 0
-
-
-@event("test.configuration.dog", priority=LIFECYCLE)
-class Dog(Animal):
-    pass
-
-
-@event("test.configuration.puppy", priority=PROFILE)
-class Puppy(Dog):
-    pass
-
-
-@event("test.configuration.stone", priority=ITERATION)
-class Stone(Event):
-    number: int = 0
-
 
 DOG = Dog()
 

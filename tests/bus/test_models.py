@@ -84,8 +84,8 @@ class TestSubscribing:
 
     def test_publish_sums_beyond_64_bits(self, bus, frames, caplog):
         """
-        What a model derives is recorded with a sum that 64 bits do not hold as the largest number that they do, for
-        sinks as for frames, and one line says so: a claim of others keeps no update from coming.
+        A derived event whose sum 64 bits do not hold is recorded with the largest number that they do, for sinks as for
+        frames, and one line says so: a claim of others keeps no update from coming.
         """
         bus.subscribe(frames)
         sink = Capture()
@@ -133,14 +133,14 @@ class TestSubscribing:
 
 def log_in_one_drain(bus, events):
     """Log that many events, numbered from 0, before the dispatcher reads the first of them."""
-    bus.flush()
+    assert bus.flush(60)
     bus._dispatcher.hold(5.0)
     try:
         for number in range(events):
             bus.log(Counted(number=number))
     finally:
         bus._dispatcher.release()
-    bus.flush()
+    assert bus.flush(60)
 
 
 class TestViews:

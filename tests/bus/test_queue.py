@@ -7,16 +7,11 @@ from collections import deque
 
 import pytest
 
+from kinds import Often
 from ticking import Ticked
 from trackside.bus import _queue
 from trackside.bus._admission import AdmissionByLane
 from trackside.bus._queue import QueueByLane
-from trackside.events import PROFILE, Event, event
-
-
-@event("test.queue.often", priority=PROFILE)
-class Often(Event):
-    pass
 
 
 class Lanes:
@@ -92,7 +87,7 @@ class TestQueueByLane:
         assert lanes.put_in_order(at_ns=9) == ["first", "between", "second"]
 
     def test_logged_meanwhile(self, lanes):
-        """What is logged while lanes are emptied waits, in its order, until they are emptied again."""
+        """Events that are logged while lanes are emptied wait, in their order, until they are emptied again."""
         lanes.append("before", lane=1, at_ns=4)
         lanes.append("meanwhile", lane=2, at_ns=6)
         assert lanes.put_in_order(at_ns=5) == ["before"]
@@ -145,7 +140,7 @@ class TestAdmissionByLane:
 
 class TestOrder:
     def test_one_after_the_other(self, bus, model):
-        """What threads log in turns, each after the other's call returned, has its numbers in this order."""
+        """Events that threads log in turns, each after the other's call returned, are numbered in this order."""
         turns = [threading.Semaphore(0) for _ in range(4)]
 
         def log(place, mine, following):

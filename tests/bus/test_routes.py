@@ -6,30 +6,10 @@ import threading
 
 import pytest
 
+from kinds import Animal, Dog, Puppy, Stone
 from trackside._free_threading import FREE_THREADED
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, SourceEnded, SourceStarted, event
 from trackside.rules import all_of, every, fraction, where
-
-
-@event("test.routes.animal", priority=ITERATION)
-class Animal(Event):
-    number: int = 0
-
-
-@event("test.routes.dog", priority=LIFECYCLE)
-class Dog(Animal):
-    pass
-
-
-@event("test.routes.puppy", priority=PROFILE)
-class Puppy(Dog):
-    pass
-
-
-@event("test.routes.stone", priority=ITERATION)
-class Stone(Event):
-    number: int = 0
-
 
 ANIMAL, DOG, PUPPY, STONE = Animal(), Dog(), Puppy(), Stone()
 ALL = [ANIMAL, DOG, PUPPY, STONE]

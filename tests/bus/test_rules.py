@@ -157,9 +157,10 @@ class TestFraction:
         """16 threads that ask about the same steps at once get the same answers."""
         decide = fraction(0.25).start()
         events = [at(step=step) for step in range(1000)]
-        answers = in_threads(16, lambda _: [decide(event) for event in events])
+        alone = [fraction(0.25).start()(event) for event in events]
 
-        assert all(answer == answers[0] for answer in answers)
+        assert in_threads(16, lambda _: [decide(event) for event in events]) == [alone] * 16
+        assert set(alone) == {None, "sampled"}
 
     @pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), "0.5", None, True, 10**400])
     def test_wrong_p(self, p):

@@ -7,15 +7,11 @@ import time
 
 import pytest
 
-from trackside.events import LIFECYCLE, Event, EventsDropped, RunsOn, event
+from ticking import Ticked
+from trackside.events import EventsDropped, RunsOn
+from waiting import until
 
 DEADLINE_S = 30.0
-
-
-@event("test.sink_worker.ticked", priority=LIFECYCLE)
-class Ticked(Event):
-    number: int = 0
-    text: str = ""
 
 
 class Sink:
@@ -191,7 +187,7 @@ class TestBounds:
             "Gate" in one.where for one in printed
         )
         # The sink worker also holds the stream's start, and is handling that or the first event.
-        assert sum(one.by_type["test.sink_worker.ticked"] for one in printed) in {
+        assert sum(one.by_type["test.ticked"] for one in printed) in {
             20_001 + 1 - 16_384,
             20_001 + 1 - 16_385,
         }
@@ -230,9 +226,7 @@ class TestGivenUp:
         assert bus._dispatcher.settle(DEADLINE_S)
         gate.go_on.set()
         assert done.wait(10)
-        deadline_s = time.monotonic() + 10
-        while subscription.stats().handled == 0 and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        until(lambda: subscription.stats().handled)
         stats = subscription.stats()
         assert (stats.handled, stats.dropped, stats.in_queue, stats.balance) == (1, 9, 0, 0)
         assert len(gate.events) == 1
@@ -259,7 +253,7 @@ class TestGivenUp:
         assert time.monotonic() - started < 5
 
     def test_loss_is_reported(self, make_bus, gate, caplog):
-        """When the bus is closed, a line says exactly how many events were lost, and where."""
+        """A line at the close of the bus says exactly how many events were lost, and where."""
         bus = make_bus()
         bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         for number in range(10):

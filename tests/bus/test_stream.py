@@ -426,6 +426,45 @@ class TestIdentity:
         assert second == attrs.evolve(first, id=second.id)
         assert second.id != first.id
 
+    def test_one_source_for_two(self, make_bus, make_frames):
+        """Of two buses that are given one source, the second has another id, also when the first is closed."""
+        given = Source(run_id="run", rank=3)
+        opened = []
+        for _ in range(2):
+            bus, frames = make_bus(source=given), make_frames()
+            bus.subscribe(frames)
+            bus.log(Ticked())
+            bus.close(10)
+            opened += frames.opened
+        assert opened[0] == given
+        assert opened[1] == attrs.evolve(given, id=opened[1].id)
+        assert opened[1].id != given.id
+
+    def test_stream_of_another_bus(self, make_bus, make_frames):
+        """A stream that is begun with the source of another bus has an id of its own."""
+        given = Source(run_id="run")
+        make_bus(source=given)
+        bus, frames = make_bus(), make_frames()
+        bus.begin(given)
+        bus.subscribe(frames)
+        bus.log(Ticked())
+        bus.flush()
+        assert frames.opened == [attrs.evolve(given, id=frames.opened[0].id)]
+        assert frames.opened[0].id != given.id
+
+    def test_id_made_elsewhere(self, make_bus, make_frames):
+        """A source whose id no call of this process made, as one that a container image holds, gets another id."""
+        given = Source(id="00c0ffee00c0ffee", run_id="run")
+        for begin in (False, True):
+            bus, frames = make_bus(source=None if begin else given), make_frames()
+            if begin:
+                bus.begin(given)
+            bus.subscribe(frames)
+            bus.log(Ticked())
+            bus.flush()
+            assert frames.opened == [attrs.evolve(given, id=frames.opened[0].id)]
+            assert frames.opened[0].id != given.id
+
     def test_bus_beside_a_stream_that_was_begun(self, make_bus, make_frames, own_identity):
         """A bus whose first event comes between a stream's beginning and that stream's first event has another id."""
         begun_here, other = make_bus(), make_bus()

@@ -6,24 +6,9 @@ import threading
 
 import pytest
 
-from trackside.events import ITERATION, LIFECYCLE, Event, RunsOn, event
+from kinds import Animal, Dog, Stone
+from trackside.events import RunsOn
 from trackside.rules import where
-
-
-@event("test.subscription.animal", priority=ITERATION)
-class Animal(Event):
-    number: int = 0
-
-
-@event("test.subscription.dog", priority=LIFECYCLE)
-class Dog(Animal):
-    pass
-
-
-@event("test.subscription.stone", priority=ITERATION)
-class Stone(Event):
-    number: int = 0
-
 
 DOG, STONE = Dog(), Stone()
 

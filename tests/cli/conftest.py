@@ -12,8 +12,9 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.events import ITERATION, Event, Source, clock, event
+from trackside.events import ITERATION, Event, Source, event
 from trackside.handlers import EventLog
+from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,11 @@ def make_source(rank: int = 0, **printed: Any) -> Source:
         **printed,
     }
     return Source(id=f"{rank:016x}", **given)
+
+
+@pytest.fixture(autouse=True)
+def ids_that_are_printed(ids_as_given: None) -> None:
+    """Let buses number under the ids that the tests give, which also order what has the same time."""
 
 
 class Outcome(NamedTuple):
@@ -76,7 +82,7 @@ def write_log() -> Callable[..., Path]:
     ) -> Path:
         log = EventLog(directory)
         at_ns = START_NS + offset_ns
-        with clock.installed(lambda: at_ns, lambda: at_ns), Bus(source=make_source(rank, **printed)) as bus:
+        with FakeClock(at_ns).installed(), Bus(source=make_source(rank, **printed)) as bus:
             bus.subscribe(log)
             for step in range(steps):
                 text = texts[step] if step < len(texts) else f"rank {rank}"

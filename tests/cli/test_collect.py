@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from processes import of
 from trackside.cli._collect import Notices
 from trackside.events import RankFellSilent, Source, StallDetected
-
-
-def of(source, event):
-    event._source = source
-    return event
 
 
 def stall(text="here"):

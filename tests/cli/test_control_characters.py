@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trackside.bus import Bus
 from trackside.events import (
     IterationEnded,
-    SectionWindow,
     Source,
     SpanEnded,
     SpanStarted,
     UnknownEvent,
 )
 from trackside.handlers import EventLog
+from windows import section_window
 
 pytestmark = pytest.mark.once
 
@@ -28,12 +30,11 @@ def evil_log(tmp_path_factory):
     source = Source(
         run_id=EVIL, session_tag=EVIL, host=EVIL, application=EVIL, perf_tags=(EVIL,), metadata={EVIL: EVIL}
     )
-    times = {"min_ns": [1.0], "max_ns": [1.0], "median_ns": [1.0], "mean_ns": [1.0], "std_ns": [0.0]}
     error = {"type": EVIL, "message": EVIL, "traceback": EVIL}
     events = [
         SpanStarted(span_id=1, parent_span_id=0, name=EVIL, attributes={EVIL: EVIL}),
         SpanEnded(span_id=2, parent_span_id=1, name=EVIL, duration_ns=5, attributes={"badput_type": EVIL}, error=error),
-        SectionWindow(window=0, first_step=0, last_step=1, start_ns=0, names=[EVIL], counts=[1], entries=[1], **times),
+        section_window({EVIL: 1.0}, steps=2, at_ns=time.time_ns()),
         UnknownEvent(name=EVIL, fields={EVIL: EVIL}),
         *(IterationEnded(step=step, duration_ns=10**6) for step in range(3)),
     ]

@@ -122,7 +122,7 @@ class TestTarget:
         )
 
     def test_disk_full(self, command, tmp_path, logs, monkeypatch):
-        """When the disk is full nothing is left behind: no file, and no half of one."""
+        """A full disk leaves nothing behind: no file, and no half of one."""
 
         def refuse(*_):
             raise OSError(28, "No space left on device")

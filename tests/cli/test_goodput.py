@@ -10,8 +10,9 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.cli._goodput import _shares
-from trackside.events import IterationEnded, Source, SourceEnded, UnreadableError, clock
+from trackside.events import IterationEnded, Source, SourceEnded, UnreadableError
 from trackside.handlers import EventLog, replay
+from trackside.testing import FakeClock
 
 pytestmark = pytest.mark.once
 
@@ -88,12 +89,11 @@ def write_run(tmp_path):
     """
 
     def write(run_id="run-1", *, directory="runs", **printed):
-        now = [START_S * 10**9]
         source = Source(id=f"{run_id}-{printed.get('rank', 0)}", run_id=run_id, **printed)
-        with clock.installed(lambda: now[0], lambda: now[0]), Bus(source=source) as bus:
+        with FakeClock(START_S * 10**9).installed() as clock, Bus(source=source) as bus:
             bus.subscribe(EventLog(tmp_path / directory))
             for step, end_s in ((0, 3), (1, 6)):
-                now[0] = (START_S + end_s) * 10**9
+                clock.now_ns = (START_S + end_s) * 10**9
                 bus.log(IterationEnded(span_id=step + 1, duration_ns=2 * 10**9, step=step))
             assert bus.flush(60)
         return tmp_path / directory

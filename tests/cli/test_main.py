@@ -116,6 +116,23 @@ class TestCompletion:
         done = subprocess.run(["bash", "-c", script + asked], capture_output=True, text=True, check=True, timeout=60)
         assert sorted(done.stdout.split()) == completed
 
+    def test_fish(self, capsys):
+        """There is a script for fish too."""
+        shtab = pytest.importorskip("shtab", reason="shtab is not installed in this environment")
+        if "fish" not in shtab.SUPPORTED_SHELLS:
+            pytest.skip("this release of shtab does not complete in fish")
+        with pytest.raises(SystemExit):
+            main(["--print-completion", "fish"])
+        assert "complete -c trackside" in capsys.readouterr().out
+
+    def test_older_library(self, command, monkeypatch):
+        """A shell that only a later release of the library completes is refused with a line."""
+        shtab = pytest.importorskip("shtab", reason="shtab is not installed in this environment")
+        monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash"])
+        outcome = command("--print-completion", "fish")
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert "pip install --upgrade shtab" in outcome.err
+
     def test_without_the_library(self, command, monkeypatch):
         """If the extra is missing, one line names the command that installs it."""
         monkeypatch.delitem(sys.modules, "trackside.cli.completion", raising=False)

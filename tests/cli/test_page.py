@@ -43,7 +43,7 @@ def masked(text):
     for pattern, name in MASKS:
         text = re.sub(pattern, name, text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # Which buckets of goodput have anything in them depends on how fast the machine is.
+    # The buckets of goodput that have anything in them depend on how fast the machine is.
     lines = [line for line in lines if not re.search(" % [A-Z_]+$", line)]
     return sorted(line for line in lines if line.startswith("goodput ") or not line.endswith(" pt"))
 

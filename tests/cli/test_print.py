@@ -7,7 +7,9 @@ import math
 import pytest
 
 from trackside.cli._print import EventLines, event_line, json_text
-from trackside.events import CounterWindow, ExceptionRaised, IterationEnded, SectionWindow, Source
+from trackside.events import CounterWindow, ExceptionRaised, IterationEnded, Source
+from trackside.testing import recorded
+from windows import Taken, section_window
 
 pytestmark = pytest.mark.once
 
@@ -18,9 +20,8 @@ class TestEventLine:
         given = IterationEnded(
             at_ns=0, parent_span_id=0, step=7, duration_ns=250_000_000, loss=1 / 3, samples=None, failed=True
         )
-        given._source, given._seq = Source(rank=12), 345
 
-        assert event_line(given) == (
+        assert event_line(recorded(given, source=Source(rank=12), seq=345)) == (
             "00:00:00.000Z  rank 12            345  step 7      trackside.iteration.ended"
             "  parent_span_id=0 kind=training duration_ns=250 ms samples=- tokens=- flops=- loss=0.333333 failed=true"
         )
@@ -28,13 +29,9 @@ class TestEventLine:
 
 def test_line_of_sections():
     """A window of sections is one line: its steps, and how long each section takes, the longest first."""
-    times = {name: [0.0, 0.0] for name in ("min_ns", "max_ns", "median_ns", "std_ns")} | {"mean_ns": [2e6, 3.5e6]}
-    counted = {"counts": [9, 9], "entries": [9, 9]}
-    steps = {"window": 3, "first_step": 20, "last_step": 29, "start_ns": 0}
-    given = SectionWindow(at_ns=0, step=29, names=["load", "forward"], **steps, **counted, **times)
-    given._source = Source()
+    given = section_window({"load": Taken(0, 2e6, 9), "forward": Taken(0, 3.5e6, 9)}, window=2)
 
-    assert EventLines(width=200)(given).endswith("section.window  steps 20-29  forward 3.5 ms  load 2 ms")
+    assert EventLines(width=200)(recorded(given)).endswith("section.window  steps 20-29  forward 3.5 ms  load 2 ms")
 
 
 @pytest.mark.parametrize(
@@ -50,9 +47,8 @@ def test_line_of_a_counter(kind, unit, count, values, line):
     """A window says what matters of its kind: a total, a mean without a sum, or one value, in a unit that suits it."""
     bounds = {"at_ns": 0, "start_ns": 0, "end_ns": 1, "total_count": 9, "total_sum": 12_288.0}
     given = CounterWindow(name="acme.x", kind=kind, unit=unit, count=count, values=values, **bounds)
-    given._source = Source()
 
-    assert EventLines(width=200)(given).endswith(f"counter.window  acme.x  {line}")
+    assert EventLines(width=200)(recorded(given)).endswith(f"counter.window  acme.x  {line}")
 
 
 def test_json_has_no_nan():
@@ -65,8 +61,7 @@ def test_traceback():
     given = ExceptionRaised(
         at_ns=0, span_id=0, step=1, type="ValueError", message="no", traceback="Traceback:\n  x\x1b[2J\n"
     )
-    given._source, given._seq = Source(), 0
-    first, *rest = event_line(given).splitlines()
+    first, *rest = event_line(recorded(given)).splitlines()
     assert "type=ValueError message=no" in first
     assert "Traceback" not in first
     assert rest == ["    Traceback:", "      x\\x1b[2J"]

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import trackside
-from trackside.events import IterationEnded
+from trackside._platform import ExitWatch
+from trackside.cli._run import _Exits
+from trackside.events import IterationEnded, Source
 from trackside.report import read_report
 
 pytestmark = pytest.mark.once
@@ -75,12 +79,16 @@ class TestRun:
     def test_exits(self, command, tmp_path):
         """Of two ranks the one that was killed is named, though the launcher kills the other one at once."""
         rank = """
-            import os, signal, sys, time, trackside
+            import os, pathlib, signal, sys, time, trackside
             trackside.start(sys.argv[1], report=False)
+            has_begun = pathlib.Path(sys.argv[2])
             for step in range(2_000):
                 with trackside.training_iteration(step=step):
                     time.sleep(0.01)
-                if step == 50 and os.environ["RANK"] == "1":
+                if step == 50 and os.environ["RANK"] == "0":
+                    trackside.flush()
+                    has_begun.touch()
+                if step >= 50 and os.environ["RANK"] == "1" and has_begun.exists():
                     os.kill(os.getpid(), signal.SIGKILL)
         """
         launcher = """
@@ -96,10 +104,46 @@ class TestRun:
         """
         for name, text in (("rank.py", rank), ("launcher.py", launcher)):
             (tmp_path / name).write_text(textwrap.dedent(text))
-        line = [*command, sys.executable, tmp_path / "launcher.py", tmp_path / "rank.py", tmp_path / "own"]
+        rank_line = [tmp_path / "rank.py", tmp_path / "own", tmp_path / "has_begun"]
+        line = [*command, sys.executable, tmp_path / "launcher.py", *rank_line]
         subprocess.run(line, check=False, capture_output=True, timeout=60)
         (found,) = (one for one in read_report(tmp_path / "logs").verdict.findings if one.kind == "died")
         assert (found.rank, found.ranks) == (1, (0, 1))
+
+    @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not show how other processes exit")
+    def test_order_of_exits(self):
+        """Processes are said to have exited in the order in which they did, though all is asked at once, and late."""
+        watch = ExitWatch()
+        children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(4)]
+        try:
+            handles = [watch.add(child.pid) for child in children]
+            order = (2, 0, 3, 1)
+            for place in order:
+                children[place].kill()
+                children[place].wait()
+            assert watch.wait(10.0) == [handles[place] for place in order]
+        finally:
+            watch.close()
+            for child in children:
+                child.kill()
+                child.communicate()
+
+    @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not show how other processes exit")
+    @pytest.mark.parametrize("ranks", [1, 3])
+    def test_exited_before_it_was_watched(self, ranks):
+        """Of several that had exited before anybody looked none is said to be the first; one alone is recorded."""
+        children = [subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) for _ in range(ranks)]
+        for child in children:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        states = {
+            f"source {place}": SimpleNamespace(source=Source(id=f"{place:016x}", host=platform.node(), pid=child.pid))
+            for place, child in enumerate(children)
+        }
+        exits = _Exits(SimpleNamespace(streams=SimpleNamespace(registry=SimpleNamespace(states=states))))
+        exits.close()
+        for child in children:
+            child.wait()
+        assert [(one.source_id, one.exit_status) for one in exits.seen] == [(f"{0:016x}", 3)][: ranks == 1]
 
     @pytest.mark.hang_guard(60)
     def test_terminated(self, command, tmp_path):

@@ -181,6 +181,14 @@ class TestHtml:
         assert (outcome.code, outcome.out) == (2, "")
         assert outcome.err.startswith(f"trackside runs: {tmp_path / 'file'}: cannot be written")
 
+    def test_name_of_a_file(self, command, tmp_path, write_log):
+        """A name that ends as that of a page is refused: there are several pages, and nothing is written."""
+        write_log(tmp_path / "runs")
+        outcome = command("runs", tmp_path / "runs", "--html", tmp_path / "runs.html")
+
+        assert (outcome.code, (tmp_path / "runs.html").exists()) == (2, False)
+        assert "there is a page for each run: name a directory for them, as runs/" in outcome.err
+
 
 class TestUnreadable:
     def test_in_part(self, command, tmp_path, readable, unreadable):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow, Source, clock
+from trackside.events import GpuTimingUnavailable, Source
 from trackside.handlers import EventLog
+from trackside.testing import FakeClock
+from windows import kernel_window, section_window
 
 pytestmark = pytest.mark.once
 
@@ -24,27 +27,13 @@ def runs(tmp_path):
     """
     for rank in range(3):
         source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=3, host=f"node-{rank // 2}")
-        with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+        with FakeClock(START_NS).installed(), Bus(source=source) as bus:
             bus.subscribe(EventLog(tmp_path / "runs"))
             bus.log(GpuTimingUnavailable(reason="no CUDA device"))
             for window in range(2 if rank == 2 else 3):
-                data = 20e6 if rank == 1 and window else 10e6
-                columns = {name: [data, 30e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns")}
-                bus.log(
-                    SectionWindow(
-                        at_ns=START_NS + (window + 1) * 10**9,
-                        window=window,
-                        first_step=window * 100,
-                        last_step=window * 100 + 99,
-                        start_ns=START_NS + window * 10**9,
-                        names=["data", "forward"],
-                        counts=[100, 100],
-                        entries=[100, 100],
-                        std_ns=[0.0, 0.0],
-                        groups={"stage": "01"[rank == 1]},
-                        **columns,
-                    )
-                )
+                times = {"data": 20e6 if rank == 1 and window else 10e6, "forward": 30e6}
+                at_ns, stage = START_NS + (window + 1) * 10**9, {"stage": "01"[rank == 1]}
+                bus.log(section_window(times, window=window, steps=100, at_ns=at_ns, groups=stage))
     return tmp_path / "runs"
 
 
@@ -58,10 +47,13 @@ class TestText:
             "run run-1: window 1, steps 100 to 199, attempt 0, 3 of 3 rank(s)",
             "",
             "stragglers",
-            "  rank 1 on node-0: section data, relative score 0.500 since step 100 (window 1), 10 ms lost per step",
             (
-                "  rank 1 on node-0: section data, individual score 0.500 since step 100 (window 1), "
-                "9.99 ms lost per step"
+                "  rank 1 on node-0: section data, relative score 0.500, low in every window since "
+                "step 100 (window 1), 10 ms lost per step"
+            ),
+            (
+                "  rank 1 on node-0: section data, individual score 0.500, low in every window since "
+                "step 100 (window 1), 9.99 ms lost per step"
             ),
             "",
             "relative scores, the lowest first: the fastest rank's time over the rank's own",
@@ -89,12 +81,10 @@ class TestText:
 
     def test_short_rest(self, command, tmp_path):
         """A last window of two steps, after one of a hundred, is shown only when it is asked for."""
-        with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=Source(id="0" * 16, run_id="r")) as bus:
+        with FakeClock(START_NS).installed(), Bus(source=Source(id="0" * 16, run_id="r")) as bus:
             bus.subscribe(EventLog(tmp_path))
-            columns = {name: [1e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
-            counted = {"names": ["data"], "counts": [1], "entries": [1], "start_ns": 0}
-            bus.log(SectionWindow(window=0, first_step=0, last_step=99, **counted, **columns))
-            bus.log(SectionWindow(window=1, first_step=100, last_step=101, **counted, **columns))
+            bus.log(section_window({"data": 1e6}, steps=100, at_ns=START_NS))
+            bus.log(section_window({"data": 1e6}, window=1, steps=100, last_step=101, at_ns=START_NS))
         assert command("scores", tmp_path).lines[0].startswith("run r: window 0, steps 0 to 99,")
         assert command("scores", tmp_path, "--window", "1").lines[0].startswith("run r: window 1, steps 100 to 101,")
 
@@ -102,9 +92,7 @@ class TestText:
         """On machines without GPUs nothing is said to be missing of them."""
         with Bus(source=Source(id="0" * 16, run_id="r")) as bus:
             bus.subscribe(EventLog(tmp_path))
-            columns = {name: [1e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
-            counted = {"names": ["data"], "counts": [1], "entries": [1], "start_ns": 0}
-            bus.log(SectionWindow(window=0, first_step=0, last_step=9, **counted, **columns))
+            bus.log(section_window({"data": 1e6}, at_ns=time.time_ns()))
         assert "missing" not in command("scores", tmp_path).lines
 
     def test_open_window(self, command, runs):
@@ -128,21 +116,20 @@ class TestWaiting:
         """
         for rank, (forward_ns, exchange_ns) in enumerate(((5e6, 26e6), (30e6, 1e6))):
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2, host="node-1")
-            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+            with FakeClock(START_NS).installed(), Bus(source=source) as bus:
                 bus.subscribe(EventLog(tmp_path / "runs"))
-                took = [exchange_ns, forward_ns]
-                columns = dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), took)
-                counted = {"counts": [20, 20], "entries": [20, 20], "std_ns": [0.0, 0.0]}
-                steps = {"window": 0, "first_step": 0, "last_step": 19, "start_ns": 0}
-                bus.log(SectionWindow(names=["all_reduce", "forward"], **steps, **counted, **columns))
+                bus.log(section_window({"all_reduce": exchange_ns, "forward": forward_ns}, steps=20, at_ns=START_NS))
         # 1/26 and 5/30 of the fastest.
         assert command("scores", tmp_path).lines[1:9] == [
             "",
             "stragglers",
-            "  rank 1 on node-1: section forward, relative score 0.167 since step 0 (window 0), 25 ms lost per step",
+            (
+                "  rank 1 on node-1: section forward, relative score 0.167, low in every window since "
+                "step 0 (window 0), 25 ms lost per step"
+            ),
             "",
             "not slow, but waiting for others",
-            "  rank 0 on node-1: section all_reduce, relative score 0.038 since step 0 (window 0)",
+            "  rank 0 on node-1: section all_reduce, relative score 0.038, low in every window since step 0 (window 0)",
             "",
             "relative scores, the lowest first: the fastest rank's time over the rank's own",
         ]
@@ -151,22 +138,9 @@ class TestWaiting:
         """The rank that waits least is the one that the others wait for."""
         for rank, wait_ns in enumerate((4e6, 1e6)):
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
-            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+            with FakeClock(START_NS).installed(), Bus(source=source) as bus:
                 bus.subscribe(EventLog(tmp_path / "runs"))
-                columns = {name: [wait_ns] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
-                bus.log(
-                    SectionWindow(
-                        window=0,
-                        first_step=0,
-                        last_step=1,
-                        start_ns=0,
-                        names=["barrier"],
-                        counts=[4],
-                        entries=[4],
-                        waits=["barrier"],
-                        **columns,
-                    )
-                )
+                bus.log(section_window({"barrier": wait_ns}, steps=2, count=4, waits=["barrier"], at_ns=START_NS))
         assert (
             "waiting for others: least rank 1, 2 ms per step; most rank 0, 8 ms per step"
             in command("scores", tmp_path).lines
@@ -176,19 +150,9 @@ class TestWaiting:
         """The same is said of the GPU's time in NCCL, where kernels are known."""
         for rank, wait_ns in enumerate((4e6, 1e6)):
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
-            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+            with FakeClock(START_NS).installed(), Bus(source=source) as bus:
                 bus.subscribe(EventLog(tmp_path / "runs"))
-                bus.log(
-                    KernelWindow(
-                        window=0,
-                        first_step=0,
-                        last_step=1,
-                        start_ns=0,
-                        names=["ncclDevKernel_AllReduce"],
-                        counts=[4],
-                        **{name: [wait_ns] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")},
-                    )
-                )
+                bus.log(kernel_window({"ncclDevKernel_AllReduce": wait_ns}, steps=2, count=4, at_ns=START_NS))
         printed = command("scores", tmp_path)
         assert (
             "waiting for others on the GPU, in NCCL: least rank 1, 2 ms per step; most rank 0, 8 ms per step"

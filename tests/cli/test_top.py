@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
+
+from trackside.cli import _top
 
 
 @pytest.mark.parametrize("option", ["--plain", "--json"])
@@ -20,6 +24,15 @@ def test_ends_with_the_job(option, start, tmp_path, write_log):
     assert json.loads(last)["has_ended"] if option == "--json" else ", ended, " in last
 
 
+def test_says_the_end_once(start, tmp_path, write_log):
+    """The line of a job that has ended is printed once, and none is printed that says the same."""
+    write_log(tmp_path)
+
+    out, _ = start("top", "--plain", tmp_path).communicate(timeout=60)
+
+    assert [", ended, " in line for line in out.splitlines()].count(True) == 1
+
+
 def test_waits_for_a_directory(start, tmp_path, write_log):
     """A directory that a job has not made yet is waited for, and a line says so."""
     top = start("top", "--plain", tmp_path / "later")
@@ -29,3 +42,11 @@ def test_waits_for_a_directory(start, tmp_path, write_log):
 
     assert said == f"trackside top: waiting for {tmp_path}/later, which does not exist yet\n"
     assert ", ended, " in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("terminal", "is_drawn"), [("xterm-256color", True), ("dumb", False)])
+def test_dumb_terminal(terminal, is_drawn, monkeypatch):
+    """Lines are printed on a terminal that cannot place them, as the shells of some editors are."""
+    monkeypatch.setenv("TERM", terminal)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    assert _top._can_draw() is is_drawn

@@ -327,9 +327,11 @@ class TestCalculator:
     def test_other_jobs(self, recorder, calculator, tmp_path):
         """A record of another job's name is not this job's."""
         record(recorder, restart=False)
+        before = payloads(tmp_path)
         recorder._log.write_cloud_logging_entry({"job_name": "other", "job_start_time": 1.0})
         recorder.flush()
-        assert all(payload["job_name"] == "job" for payload in payloads(tmp_path))
+        assert payloads(tmp_path) == before
+        assert {payload["job_name"] for payload in before} == {"job"}
 
     def test_threads(self, recorder, calculator):
         """Several threads may ask while records come."""

@@ -199,7 +199,7 @@ class TestEvent:
         assert (type(again), again.exception_message, again) == (ErrorEvent, "why", error)
 
     def test_error_fields(self):
-        """What is known of an error stands beside its attributes; of one without an exception, its message alone."""
+        """The fields of an error stand beside its attributes; of one without an exception, its message alone."""
         written = ErrorEvent.create("it broke", ValueError("why")).to_json()
         assert (written["error_message"], written["exception_type"], written["exception_message"]) == (
             "it broke",

@@ -15,21 +15,13 @@ from trackside.bus import default_bus
 from trackside.compat.straggler import CallableId, Detector, Report, Statistic, StragglerId
 from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
 from trackside.compat.straggler.reporting import ReportGenerator
-from trackside.events import ConfigError, GpuTimingUnavailable, SectionWindow, clock
+from trackside.events import ConfigError, GpuTimingUnavailable, SectionWindow
 from trackside.handlers import Capture
 from trackside.instruments._section import SectionTimes
-from trackside.testing import FakeClock
 
 
 @pytest.fixture
-def ticking():
-    fake = FakeClock()
-    with clock.installed(fake, fake):
-        yield fake
-
-
-@pytest.fixture
-def detector(ticking):
+def detector(fake_clock):
     def begin(**given):
         Detector.initialize(node_name="here", **given)
         return Detector
@@ -39,13 +31,13 @@ def detector(ticking):
 
 
 @pytest.fixture
-def timed(ticking):
+def timed(fake_clock):
     """Time some entries of a section, in ms."""
 
     def enter(name, *durations):
         for ms in durations:
             with Detector.detection_section(name, profile_cuda=False):
-                ticking.advance(ms / 1000)
+                fake_clock.advance(ms / 1000)
 
     return enter
 
@@ -126,12 +118,12 @@ class TestSections:
         (name,) = Detector.generate_report().local_section_summaries
         assert name.startswith("test_straggler.py:")
 
-    def test_no_gpu(self, detector, ticking):
+    def test_no_gpu(self, detector, fake_clock):
         """Without a GPU a section that wants one is timed all the same, and the report names the reason."""
         pytest.importorskip("torch")
         detector()
         with Detector.detection_section("a"):
-            ticking.advance(5 / 1000)
+            fake_clock.advance(5 / 1000)
         report = Detector.generate_report()
         assert report.local_section_summaries["a"][Statistic.NUM] == 1
         assert math.isnan(report.gpu_relative_perf_scores[0])
@@ -187,26 +179,26 @@ class TestKernels:
         monkeypatch.setattr("trackside.compat.straggler._detector.kernel_recorder", lambda: fake)
         return fake
 
-    def test_summaries(self, detector, ticking, kernels):
+    def test_summaries(self, detector, fake_clock, kernels):
         """A report has the kernels of its sections, in microseconds, and leaves NCCL's out."""
         detector()
         kernels.launches = {"gemm_blk_1_1_1_grid_1_1_1": 2_000, "ncclDevKernel_AllReduce": 9_000}
         for _ in range(3):
             with Detector.detection_section("step"):
-                ticking.advance(1 / 1000)
+                fake_clock.advance(1 / 1000)
         summaries = Detector.generate_report().local_kernel_summaries
         assert summaries["gemm_blk_1_1_1_grid_1_1_1"][Statistic.MED] == 2.0
         assert summaries["gemm_blk_1_1_1_grid_1_1_1"][Statistic.NUM] == 3
         assert list(summaries) == ["gemm_blk_1_1_1_grid_1_1_1"]
 
-    def test_scores(self, detector, ticking, kernels):
+    def test_scores(self, detector, fake_clock, kernels):
         """A GPU that takes twice as long as before has half the individual score; alone its relative one is 1."""
         detector()
         scores = []
         for ns in (1_000, 2_000):
             kernels.launches = {"gemm": ns}
             with Detector.detection_section("step"):
-                ticking.advance(1 / 1000)
+                fake_clock.advance(1 / 1000)
             report = Detector.generate_report()
             scores.append((report.gpu_individual_perf_scores[0], report.gpu_relative_perf_scores[0]))
         assert scores == [(1.0, 1.0), (0.5, 1.0)]
@@ -333,15 +325,14 @@ class TestStatistic:
 
 class TestInterval:
     @pytest.fixture
-    def run(self):
+    def run(self, fake_clock):
         """Count iterations that take the given seconds each; return at which a report was due."""
 
         def count(interval_s, *steps_s, profiling_interval=1):
-            now = [0.0]
-            tracker = ReportIntervalTracker(interval_s, profiling_interval=profiling_interval, clock=lambda: now[0])
+            tracker = ReportIntervalTracker(interval_s, profiling_interval=profiling_interval)
             due = []
             for number, step_s in enumerate(steps_s, start=1):
-                now[0] += step_s
+                fake_clock.advance(step_s)
                 tracker.iter_increase()
                 if tracker.is_interval_elapsed():
                     due.append(number)

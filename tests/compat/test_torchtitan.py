@@ -16,7 +16,7 @@ from trackside.bus import Bus
 from trackside.cli import main
 from trackside.compat.torchtitan import TitanHandler
 from trackside.events import CounterWindow, IterationEnded, SpanEnded, SpanEventAdded
-from trackside.handlers import Capture
+from trackside.handlers import Capture, replay
 from trackside.handlers.models import TrainingMetrics
 from trackside.handlers.torchtitan import TitanFiles
 
@@ -268,6 +268,22 @@ class TestImport:
         assert sent.startswith("15 records of 2 process(es): 12 events in ")
         steps = [event.step for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
         assert sorted(steps) == [1, 1, 2]
+
+    def test_two_runs(self, tmp_path, capsys):
+        """The records of two runs, in files of the same name, are all in the log: two steps, none repeated."""
+        for run, step in (("monday", 1), ("tuesday", 2)):
+            records = tmp_path / run / "structured_logs"
+            records.mkdir(parents=True)
+            (records / "training.global_rank_1.jsonl").write_text(
+                "".join(json.dumps(sent) + "\n" for sent in step_of(step, 0))
+            )
+        assert main(["import", str(tmp_path / "monday"), str(tmp_path / "tuesday"), "-o", str(tmp_path / "log")]) == 0
+        events = replay(tmp_path / "log", to=IterationEnded)
+        assert [(event.source.run_id, event.step) for event in sorted(events, key=lambda one: one.step)] == [
+            ("monday", 1),
+            ("tuesday", 2),
+        ]
+        assert events.repeated == 0
 
     def test_nothing_there(self, tmp_path, capsys):
         """A directory without records is refused in one line, with exit code 2."""

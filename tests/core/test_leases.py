@@ -131,7 +131,7 @@ def test_most_jobs_of_one_worker():
 
 
 def test_dead_worker_is_replaced():
-    """What a worker held that is heard of no more is held by others when its leases are over, and not before."""
+    """The runs of a worker that fell silent are held by others when its leases are over, and not before."""
     site = Site("a", "b")
     site.run(JOBS, 10)
     lost = site.workers.pop("a").table.held

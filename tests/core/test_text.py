@@ -112,6 +112,14 @@ class TestShares:
         """A share is a percentage, a change has its sign."""
         assert (text.percent(0.576), text.percent(1.0, 0), text.change(-0.0271)) == ("57.6 %", "100 %", "-2.71 %")
 
+    def test_step(self):
+        """A step is named after its number; -1, the number of none, is not."""
+        assert (text.step(7), text.step(0, "at"), text.step(-1)) == (
+            "after step 7",
+            "at step 0",
+            "before its first step",
+        )
+
     def test_plural(self):
         """One is singular, all else plural."""
         assert (text.plural(1, "log"), text.plural(0, "log"), text.plural(1_200, "log")) == (

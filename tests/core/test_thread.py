@@ -10,6 +10,7 @@ import pytest
 
 from interrupting import interrupter
 from trackside.core._worker import LateThread
+from waiting import until
 
 
 class TestStart:
@@ -50,9 +51,8 @@ class TestStart:
         assert late.join(10)
         before = list(runs)
         may_run.set()
-        deadline_s = time.monotonic() + 10
-        while any(thread.name == "late" for thread in threading.enumerate()) and time.monotonic() < deadline_s:
-            time.sleep(0.001)  # it cannot be joined before `threading` knows that it runs
+        # It cannot be joined before `threading` knows that it runs.
+        until(lambda: all(thread.name != "late" for thread in threading.enumerate()))
         assert len(before) == 1
         assert runs == before
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import queue
+import signal
 import sys
 import threading
+import time
 
 import pytest
 
 from interrupting import interrupter
-from trackside.core import StopEvent, Worker
+from trackside.core import Mailbox, StopEvent, Worker
 
 DEADLINE_S = 20.0
 
@@ -43,6 +46,52 @@ def work():
 
 def make(work, pause_s=1000.0, **options):
     return Worker(work, name="test", pause_s=lambda: pause_s, **options)
+
+
+@pytest.mark.hang_guard(60)
+class TestMailbox:
+    @pytest.mark.parametrize("timeout_s", [0.0, 2e-6])
+    def test_passed_before_the_sleep(self, timeout_s):
+        """A timeout that passes before the thread sleeps ends the wait for an item that never comes."""
+
+        def wait():
+            for _ in range(5000):
+                with pytest.raises(queue.Empty):
+                    Mailbox().get(timeout_s)
+            ended.append(threading.get_ident())
+
+        ended = []
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert len(ended) == len(threads)
+
+    def test_passed_in_a_signal_handler(self):
+        """A timeout that passes while a signal handler runs in the waiting thread ends the wait."""
+        ends_s = time.monotonic() + 0.2
+
+        def outlast(number, frame):
+            while time.monotonic() < ends_s:
+                pass
+
+        before = signal.signal(signal.SIGALRM, outlast)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(queue.Empty):
+                Mailbox().get(0.1)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+    def test_order(self):
+        """Items that were put in while nobody waited come in their order, and then none."""
+        mailbox = Mailbox()
+        for item in (1, 2, 3):
+            mailbox.put(item)
+        assert [mailbox.get(0.0) for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(queue.Empty):
+            mailbox.get(0.0)
 
 
 @pytest.mark.hang_guard(30)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trackside.counters import CounterRegistry
-from trackside.events import CounterWindow, Event, clock
+from trackside.events import CounterWindow, Event
 from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from trackside.counters import Stat
 
@@ -63,14 +63,6 @@ class Station:
     def values(self, name: str = "x") -> list[Any]:
         """Return the values of each of the windows."""
         return [window.values for window in self.windows(name)]
-
-
-@pytest.fixture
-def fake_clock() -> Iterator[FakeClock]:
-    """Give the clock that all registries of a test read, as it is: also where they ask for wall time."""
-    fake = FakeClock()
-    with clock.installed(fake, fake):
-        yield fake
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 import threading
+from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
@@ -66,7 +67,7 @@ class TestSame:
         ]
         assert results[0] == results[1]
 
-    @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
+    @pytest.mark.parametrize("count", [1023, 1024, 1025, 20_000])
     @pytest.mark.parametrize("scale", [1, 0.1])
     def test_long(self, kind, method, count, scale):
         """Folds come after the same samples, so that sums of thousands are equal to the last bit."""
@@ -172,6 +173,39 @@ class TestCompiled:
             thread.join()
 
         assert (stat.count, stat.sum, stat.snapshot().invalid) == (240_000, 240_000, 0)
+
+    def test_figures_without_python(self):
+        """Seventeen thousand floats of which nobody needs more than the figures are recorded without Python code."""
+        stat, called = compiled.Stat("x"), []
+        samples = [0.1] * 17 * 1024
+
+        def note(frame, what, _):
+            if what == "call":
+                called.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        for sample in samples:
+            stat.record(sample)
+        sys.setprofile(None)
+
+        assert (called, stat.count, stat.sum) == ([], 17_408, pytest.approx(1740.8))
+
+    def test_samples_of_a_window_that_begins(self):
+        """A window that keeps the samples has all those that were recorded as it began, more than one chunk."""
+        stat, closed = compiled.Stat("x"), []
+        window = CollectorWindow(stat, put=closed.append, limit=None, needs=0, keeps_raw=True)
+        begin = window.begin
+
+        def record(*started):
+            for sample in range(1_100):
+                stat.record(float(sample))
+            begin(*started)
+
+        with mock.patch.object(CollectorWindow, "begin", side_effect=record):
+            stat.attach(window, 0)
+        stat.detach(window, 1, timeout_s=1.0)
+
+        assert [list(each.raw) for each in closed] == [[float(sample) for sample in range(1_100)]]
 
     def test_recorded_by_a_finalizer(self):
         """A finalizer that records while the instrument is being folded loses nothing."""

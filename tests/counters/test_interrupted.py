@@ -61,7 +61,7 @@ class TestInstruments:
         assert stat.sum == 2 * stat.count
 
     def test_other_threads_can_read(self, registry):
-        """What an exception interrupted is not locked: another thread folds at once."""
+        """A fold that an exception interrupted leaves nothing locked: another thread folds at once."""
         stat = registry.stat("x")
         with interrupter() as handler:
             handler.interrupt(lambda: (stat.record(1), stat.count), TIMES)
@@ -114,7 +114,7 @@ class TestWindows:
             signal.signal(signal.SIGUSR1, before)
 
     def test_close_again(self, registry, windows):
-        """What an exception interrupts in close(), a second close() does."""
+        """A second close() does the rest of one that an exception interrupted."""
         counter = registry.counter("x")
         registry.collect(interval_s=1000.0)
         counter.add(5)

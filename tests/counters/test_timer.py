@@ -8,36 +8,28 @@ import threading
 import pytest
 
 from trackside.counters import Aggregation, Stat
-from trackside.events import ConfigError, clock
+from trackside.events import ConfigError
 
 MS = 10**6
-
-
-@pytest.fixture
-def now():
-    """Give a clock, as a list of one reading in ns, that moves when the test writes to it."""
-    reading = [0]
-    with clock.installed(lambda: reading[0]):
-        yield reading
 
 
 class TestBlock:
     @pytest.mark.parametrize(
         ("unit", "expected"), [("", 0.25), ("s", 0.25), ("ms", 250), ("us", 250_000), ("µs", 250_000)]
     )
-    def test_in_the_counters_unit(self, now, unit, expected):
+    def test_in_the_counters_unit(self, fake_clock, unit, expected):
         """A block of 250 ms adds that in the stat's unit, or in seconds if it has none."""
         stat = Stat("x", unit=unit)
         with stat.time():
-            now[0] += 250 * MS
+            fake_clock.now_ns += 250 * MS
 
         assert (stat.count, stat.sum) == (1, expected)
 
-    def test_ns_are_ints(self, now):
+    def test_ns_are_ints(self, fake_clock):
         """In ns nothing is rounded."""
         stat = Stat("x", unit="ns")
         with stat.time():
-            now[0] += 2**60 + 1
+            fake_clock.now_ns += 2**60 + 1
 
         assert stat.sum == 2**60 + 1
 
@@ -46,7 +38,7 @@ class TestBlock:
         with pytest.raises(ConfigError, match=r"unit: got 'bytes'; stat 'x' cannot record durations"):
             Stat("x", unit="bytes").time()
 
-    def test_that_raises(self, now):
+    def test_that_raises(self, fake_clock):
         """A block that raised adds nothing, and the error reaches the caller."""
         stat = Stat("x")
         with pytest.raises(ValueError, match="boom"), stat.time():
@@ -54,12 +46,12 @@ class TestBlock:
 
         assert stat.count == 0
 
-    def test_that_raises_and_counts(self, now):
+    def test_that_raises_and_counts(self, fake_clock):
         """If failed blocks were asked for too, they are added, and the error reaches the caller."""
         stat = Stat("x", unit="ms")
 
         def fail():
-            now[0] += 3 * MS
+            fake_clock.now_ns += 3 * MS
             raise ValueError("boom")
 
         with pytest.raises(ValueError, match="boom"), stat.time(failed=True):
@@ -67,38 +59,38 @@ class TestBlock:
 
         assert stat.sum == 3
 
-    def test_entered_again_inside(self, now):
+    def test_entered_again_inside(self, fake_clock):
         """A timer entered inside its own block adds both: 1 ms within 3 ms."""
         stat = Stat("x", unit="ms")
         timer = stat.time()
         with timer:
-            now[0] += MS
+            fake_clock.now_ns += MS
             with timer:
-                now[0] += MS
-            now[0] += MS
+                fake_clock.now_ns += MS
+            fake_clock.now_ns += MS
 
         assert (stat.count, stat.sum) == (2, 4)
 
 
 class TestFunction:
-    def test_each_call(self, now):
+    def test_each_call(self, fake_clock):
         """A decorated function adds each call's time, and keeps name, arguments and result."""
         stat = Stat("x", unit="ms")
 
         @stat.time()
         def work(ms, *, plus):
-            now[0] += ms * MS
+            fake_clock.now_ns += ms * MS
             return ms + plus
 
         assert (work(2, plus=1), work(3, plus=1)) == (3, 4)
         assert (stat.count, stat.sum, work.__name__) == (2, 5, "work")
 
-    def test_that_raises(self, now):
+    def test_that_raises(self, fake_clock):
         """A call that raised is added only if that was asked for, and the error reaches the caller."""
         stat = Stat("x", unit="ms")
 
         def fail():
-            now[0] += 3 * MS
+            fake_clock.now_ns += 3 * MS
             raise ValueError("boom")
 
         for timer in (stat.time(), stat.time(failed=True)):
@@ -107,13 +99,13 @@ class TestFunction:
 
         assert (stat.count, stat.sum) == (1, 3)
 
-    def test_recursion(self, now):
+    def test_recursion(self, fake_clock):
         """A function that calls itself adds each call with all calls inside it: 3 + 2 + 1 ms."""
         stat = Stat("x", unit="ms")
 
         @stat.time()
         def down(depth):
-            now[0] += MS
+            fake_clock.now_ns += MS
             if depth > 1:
                 down(depth - 1)
 
@@ -121,7 +113,7 @@ class TestFunction:
 
         assert (stat.count, stat.sum) == (3, 6)
 
-    def test_in_threads(self, now):
+    def test_in_threads(self, fake_clock):
         """One decorated function serves several threads: one is in it from 0 to 2 ms, the other from 1 to 4."""
         stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
         leave = [threading.Event(), threading.Event()]
@@ -134,39 +126,39 @@ class TestFunction:
 
         threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
         for index, thread in enumerate(threads):
-            now[0] = index * MS
+            fake_clock.now_ns = index * MS
             thread.start()
             entered[index].wait()
         for index, thread in enumerate(threads):
-            now[0] = (2 + 2 * index) * MS
+            fake_clock.now_ns = (2 + 2 * index) * MS
             leave[index].set()
             thread.join()
         snapshot = stat.snapshot()
 
         assert (snapshot.count, snapshot.minimum, snapshot.maximum) == (2, 2, 3)
 
-    def test_coroutine(self, now):
+    def test_coroutine(self, fake_clock):
         """A coroutine function adds the time until it is done, its waits included."""
         stat = Stat("x", unit="ms")
 
         @stat.time()
         async def work():
             await asyncio.sleep(0)
-            now[0] += 5 * MS
+            fake_clock.now_ns += 5 * MS
             await asyncio.sleep(0)
             return 7
 
         assert asyncio.run(work()) == 7
         assert stat.sum == 5
 
-    def test_coroutines_interleaved(self, now):
+    def test_coroutines_interleaved(self, fake_clock):
         """Coroutines that run alternately are timed independently: from 0 to 2 ms, and from 1 to 4."""
         stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
 
         @stat.time()
         async def work(times):
             for _ in range(times):
-                now[0] += MS
+                fake_clock.now_ns += MS
                 await asyncio.sleep(0)
 
         async def both():

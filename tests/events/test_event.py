@@ -23,6 +23,7 @@ from trackside.events import (
     lookup,
     process_source,
 )
+from trackside.testing import recorded
 
 
 @event("test.event.skipped")
@@ -171,8 +172,7 @@ class TestProvenance:
     def test_equality(self):
         """Events are equal if their fields are, whatever their sources."""
         one, other = Skipped(reason="nan", at_ns=1), Skipped(reason="nan", at_ns=1)
-        one._source, one._seq = Source(rank=3), 9
-        assert one == other
+        assert recorded(one, source=Source(rank=3), seq=9) == other
 
     @pytest.mark.parametrize(
         "duplicate",
@@ -181,8 +181,7 @@ class TestProvenance:
     )
     def test_copies(self, duplicate):
         """A copy has the number and the source of its original."""
-        skipped = Skipped(reason="nan")
-        skipped._source, skipped._seq = Source(rank=3), 9
+        skipped = recorded(Skipped(reason="nan"), source=Source(rank=3), seq=9)
         twin = duplicate(skipped)
         assert (twin, twin.source.id, twin.seq) == (skipped, skipped.source.id, 9)
 

@@ -228,7 +228,7 @@ class TestRecord:
         assert [type(error) for error in ignored] == [trackside.ConfigError]
 
     def test_another_kind(self, api, ignored):
-        """What is counted under a name that is a stat already is recorded beside it, as in Python."""
+        """A counter whose name is a stat's already is recorded beside it, as in Python."""
         trackside.stat("test.extension.stat")
         assert api.record(COUNTER, b"test.extension.stat", 2.0) == 0
         assert (trackside.counter("test.extension.stat.counter").sum, ignored) == (2.0, [])

@@ -176,7 +176,7 @@ class Protocol:
         ends.turn(1.0)
         ends.check()
         # Whatever came before, the next viewer must be able to begin.
-        snapshot = Snapshot(list(ends.streams._places()), {}, 1)
+        snapshot = Snapshot(list(ends.streams.positions()), {}, 1)
         decode_snapshot(encode_snapshot(snapshot))
         return bool(ends.streams.registry.states or ends.entries or ends.server.viewers)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trackside
+from processes import numbered
 from trackside.events import DecodeError, IterationEnded, Source
 from trackside.handlers import Capture
 from trackside.handlers.models import DerivingModel, Model
@@ -44,9 +45,7 @@ class TestModelPage:
 
     def test_keeps_its_promises(self, model_page, rng):
         """It follows the protocol, does not depend on the cuts of views, and its state is portable and validated."""
-        made = [model_page["BatchSkipped"](reason="nan", step=n) for n in range(20)]
-        for seq, event in enumerate(made):
-            event._source, event._seq = Source(id="one"), seq
+        made = numbered((model_page["BatchSkipped"](reason="nan", step=n) for n in range(20)), Source(id="one"))
         cuts = [0, *sorted(rng.sample(range(1, 20), 5)), 20]
         whole, cut, loaded = (model_page["SkippedBatches"]() for _ in range(3))
         whole.consume(FrameView(made[0].source, made))

@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -20,8 +19,8 @@ from trackside.bus import Bus
 from trackside.events import ITERATION, ConfigError, Event, RunsOn, event
 from trackside.handlers import JsonlSink, jsonl
 from trackside.handlers.eventlog import create_file
-from trackside.testing import FakeClock
 from trackside.wire import to_json
+from waiting import until
 
 KIB = 1 << 10
 DEADLINE_S = 30.0
@@ -85,12 +84,6 @@ class Disk:
 
 
 @pytest.fixture
-def fake_clock():
-    with FakeClock().installed() as fake:
-        yield fake
-
-
-@pytest.fixture
 def disk(monkeypatch):
     disk = Disk()
     monkeypatch.setattr(jsonl, "create_file", disk.create)
@@ -128,9 +121,7 @@ class TestLines:
         with Bus() as bus:
             bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
             bus.log(noted(1))
-            deadline_s = time.monotonic() + DEADLINE_S
-            while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline_s:
-                time.sleep(0.01)
+            until(lambda: path.exists() and path.stat().st_size)
 
             assert numbers_in(path) == [1]
 
@@ -311,9 +302,7 @@ class TestKilled:
             directory.mkdir()
             child = subprocess.Popen([sys.executable, "-c", program, str(directory)])
             try:
-                deadline_s = time.monotonic() + DEADLINE_S
-                while len(list(directory.iterdir())) < 5 and time.monotonic() < deadline_s:
-                    time.sleep(0.001)
+                until(lambda directory=directory: len(list(directory.iterdir())) >= 5)
             finally:
                 child.send_signal(signal.SIGKILL)
                 child.wait()
@@ -441,7 +430,7 @@ class TestTrouble:
         assert numbers_in(tmp_path / "events.0001.jsonl") == [1]
 
     def test_vanished_directory(self, tmp_path):
-        """When the directory is removed a new one is made, and begins with a line that counts the lost events."""
+        """A directory that was removed is made anew, and begins with a line that counts the lost events."""
         logs = tmp_path / "logs"
         sink = JsonlSink(logs / "events.jsonl")
         early = [noted(number) for number in range(3)]

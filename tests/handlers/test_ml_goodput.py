@@ -114,6 +114,12 @@ class TestBadLines:
         assert (found.last_step, found.productive_s) == (3, 8.0)
         assert found.problems == {"a step record without a whole number": 1}
 
+    def test_time_beyond_all_clocks(self, write):
+        """A time of 400 digits at the beginning of a file is no time; all others are read."""
+        line = json.dumps({"job_name": "job", "tpu_init_end_time": 10**400})
+        (model,) = feed(RecordFiles([write("a.jsonl", [line, *WHOLE])]), GoodputAccumulator())
+        assert model.result().productive_s == 8.0
+
     def test_texts_that_have_no_utf8(self, write):
         """A lone surrogate, which JSON can write, is read as an escape; a pair is the character that it stands for."""
         lines = [line.replace('"job"', r'"job \ud800 \ud83d\ude00"') for line in WHOLE]

@@ -66,6 +66,7 @@ class TestAnnotator:
 
 @pytest.mark.torch
 class TestTorch:
+    @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
     def test_record_function(self, captured):
         """Spans appear in a trace of torch.profiler, with the operations inside them."""
         import torch

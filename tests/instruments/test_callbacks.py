@@ -133,6 +133,12 @@ class TestPairs:
         saves = {f"on_save_checkpoint_{what}" for what in ("start", "success", "failure", "end")}
         assert found == saves | {f"on_{stem}_{edge}" for stem in PAIRS for edge in ("start", "end")}
 
+    def test_names(self):
+        """Each callback has the name that it is called by, which ``help`` shows."""
+        assert [
+            name for name in vars(callbacks) if name.startswith("on_") and getattr(callbacks, name).__name__ != name
+        ] == []
+
     @pytest.mark.parametrize("stem", PAIRS)
     def test_arguments(self, stem):
         """The first argument is One Logger's, except that of on_train_start."""

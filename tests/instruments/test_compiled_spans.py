@@ -45,6 +45,13 @@ from trackside.instruments import _iteration, _span, model_forward, span, traini
 pytestmark = needs_core
 
 
+def part_of_another_thread():
+    """Open a part in another thread and close it."""
+    thread = threading.Thread(target=model_forward()(int))
+    thread.start()
+    thread.join()
+
+
 async def surroundings():
     """Return the span and the step of a task."""
     await asyncio.sleep(0)
@@ -368,6 +375,24 @@ class TestContext:
             _iteration.next_step.reset(token)
         assert (called, iteration.step) == ([], 7)
 
+    @pytest.mark.parametrize("meanwhile", [_span.opened, part_of_another_thread])
+    def test_left_without_python(self, meanwhile):
+        """A part is left without Python code, whether the open spans were read meanwhile or another thread had one."""
+        called = []
+
+        def note(frame, what, _):
+            if what == "call":
+                called.append(frame.f_code.co_name)
+
+        with default_bus.subscribe(lambda _: None, to=_span.ENDED[PROFILE], runs_on=RunsOn.WORKER):
+            with model_forward():  # the bus looks up who wants it
+                pass
+            with model_forward():
+                meanwhile()
+                sys.setprofile(note)
+            sys.setprofile(None)
+        assert called == []
+
 
 class TestFunctions:
     @pytest.mark.parametrize(
@@ -548,7 +573,7 @@ class TestMemory:
 
     @pytest.mark.parametrize(("make", "known"), [(model_forward, ["attributes"]), (training_iteration, [])])
     def test_unopened(self, make, known):
-        """What is made after others were closed has neither their ids, nor times, nor what was done in them."""
+        """Spans made after others were closed have neither their ids, nor their times, nor what was done in them."""
         with default_bus.subscribe(lambda _: None, to=OF_SPANS):
             for cls in OF_SPANS:
                 default_bus.wants(cls)  # otherwise Python would open the first span of each class
@@ -630,7 +655,7 @@ class TestMemory:
         assert events[-1].at_ns == one.start_ns + events[-1].duration_ns
 
     def test_attributes_that_were_added(self):
-        """What is put into the attributes of a part is in no other part's, open at the same time or later."""
+        """A value put into the attributes of a part is in no other part's, open at the same time or later."""
         with model_forward() as outer, model_forward() as inner:
             outer.attributes["files"] = 3
             assert inner.attributes == {}

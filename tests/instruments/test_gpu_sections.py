@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import pytest
 
 from interrupting import Interruption, raising_signals
@@ -186,7 +191,7 @@ class TestUnavailable:
 
     @pytest.mark.parametrize("method", ["begin", "end", "elapsed_ns"])
     def test_interrupted(self, sections, gpu, published, monkeypatch, *, method):
-        """What the program's signal handler raises in a GPU's call comes out, and the GPU is timed afterwards."""
+        """An exception of the program's signal handler in a GPU's call comes out, and the GPU is timed afterwards."""
         section = sections.section("forward", gpu=True)
 
         def train(step):
@@ -214,6 +219,47 @@ class TestUnavailable:
             cuda_event_timer()
 
 
+class TestFork:
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+    def test_events_of_the_parent(self):
+        """A forked child destroys no event of its parent's, which would end it, not even at its own end."""
+        script = """
+            import os, sys
+            import trackside
+            from trackside.instruments import section, section_windows
+            from trackside.instruments._gpu_sections import GpuSections
+            from trackside.instruments.torch import CudaEventTimer
+
+            class Event:
+                def __init__(self, enable_timing):
+                    self.pid = os.getpid()
+                def record(self):
+                    pass
+                def query(self):
+                    return False
+                def __del__(self):
+                    if os.getpid() != self.pid:
+                        os.abort()
+
+            class Cuda:
+                Event = Event
+                is_current_stream_capturing = staticmethod(lambda: False)
+
+            trackside.subscribe(lambda _: None)
+            section_windows._sections._gpu = GpuSections(section_windows.default_bus, lambda: CudaEventTimer(Cuda))
+            with section("forward", gpu=True):
+                pass
+            with section("fork", gpu=True):
+                child = os.fork()
+            if not child:
+                sys.exit(7)
+            print(os.waitpid(child, 0)[1])
+        """
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        assert os.waitstatus_to_exitcode(int(done.stdout)) == 7
+
+
 @pytest.mark.gpu
 class TestCudaEvents:
     def test_long_and_short(self):
@@ -234,3 +280,27 @@ class TestCudaEvents:
         torch.cuda.synchronize()
         _, short_ns, long_ns = (timer.elapsed_ns(mark) for mark in marks)
         assert 3 < long_ns / short_ns < 30
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+    def test_in_a_forked_child(self):
+        """A child that was forked beside events on the GPU ends as any other, and so do loaders' workers."""
+        script = """
+            import os, sys, torch, trackside
+            from trackside.instruments import section, training_iteration
+            trackside.subscribe(print)
+            factor = torch.randn(512, 512, device="cuda")
+            for step in range(3):
+                with training_iteration(step), section("forward", gpu=True):
+                    factor @ factor
+            data = torch.utils.data.TensorDataset(torch.randn(64, 2))
+            print(sum(1 for _ in torch.utils.data.DataLoader(data, batch_size=8, num_workers=2)), file=sys.stderr)
+            child = os.fork()
+            if not child:
+                sys.exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+        """
+        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
+        for pure in ("0", "1"):  # with kernels, and with events
+            environment = {**os.environ, "TRACKSIDE_PURE_PYTHON": pure}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+            assert (done.returncode, done.stderr.split()) == (0, ["8", "7"])

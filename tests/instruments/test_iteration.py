@@ -19,6 +19,7 @@ from trackside.instruments import (
     validation_iteration,
     validation_loop,
 )
+from trackside.instruments._iteration import next_step
 
 
 def only(captured):
@@ -281,6 +282,15 @@ class TestOff:
         """An exception passes through unchanged."""
         with pytest.raises(ValueError), training_iteration(7):
             raise ValueError
+
+    def test_takes_its_step(self):
+        """A training iteration without a step of its own takes one, an exception or not; no other iteration does."""
+        before = next_step.get()()
+        with training_iteration(), training_iteration(7), validation_iteration(), validation_iteration(3):
+            pass
+        with pytest.raises(ValueError), training_iteration():
+            raise ValueError
+        assert next_step.get()() == before + 3
 
     def test_nested(self):
         """Iterations may be nested while no handler listens."""

@@ -36,7 +36,8 @@ class TestParentFrom:
 
     def test_later_version(self):
         """Later versions of the W3C's may have further fields."""
-        assert parent_from({"TRACEPARENT": f"cc-{TRACE}-b7ad6b7169203331-01-what-else"}) is not None
+        found = parent_from({"TRACEPARENT": f"cc-{TRACE}-b7ad6b7169203331-01-what-else"})
+        assert found == Parent(TRACE, 0xB7AD6B7169203331)
 
     @pytest.mark.parametrize(
         "environ",

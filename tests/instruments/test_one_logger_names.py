@@ -8,74 +8,27 @@ from pathlib import Path
 import attrs
 import pytest
 
+from one_logger_fields import EVENTS, OF_SPANS, SPANS
+from pages import table_of
 from trackside import events, instruments
 from trackside.events import IterationEnded, ProfileSpanEnded, SpanEnded, SpanStarted, span_names
 from trackside.instruments import TrainingDefaults, callbacks, set_training_defaults
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spans.md"
 
-# One Logger's spans and attribute classes, field by field, as its enumerations and classes list them.
-SPANS = """
-    application training_loop validation_loop testing_loop distributed_code_initialization data_loader_initialization
-    model_initialization optimizer_initialization checkpoint_load checkpoint_save_sync checkpoint_save_async
-    checkpoint_save_finalization training_single_iteration validation_single_iteration TESTING_SINGLE_ITERATION
-    data_loading model_forward zero_grad model_backward optimizer_update
-""".split()
-ATTRIBUTES = {
-    "OneLoggerInitialization": """
-        world_size one_logger_training_telemetry_version enable_for_current_rank session_tag is_baseline_run
-        summary_data_schema_version node_name rank custom_metadata
-    """,
-    "TrainingTelemetry": """
-        perf_tag global_batch_size log_every_n_train_iterations micro_batch_size seq_length flops_per_sample
-        train_iterations_target train_samples_target checkpoint_strategy is_train_iterations_enabled
-        is_validation_iterations_enabled is_test_iterations_enabled is_save_checkpoint_enabled
-        is_log_throughput_enabled custom_metadata
-    """,
-    "TrainingMetricsUpdate": """
-        train_iterations_start current_iteration num_iterations train_samples_start num_train_samples interval
-        avg_iteration_time_sec min_iteration_time_sec max_iteration_time_sec total_iteration_time_sec train_tokens
-        completed_floating_point_operations_overall total_flops train_throughput_per_gpu train_throughput_per_gpu_max
-        train_throughput_per_gpu_min first_logged_train_iterations_finish_timestamp_sec
-        last_logged_train_iterations_finish_timestamp_sec avg_forward_time_sec avg_backward_time_sec
-        avg_dataloader_time_sec avg_tflops avg_tokens_per_second latest_loss avg_batch_size
-    """,
-    "ValidationMetricsUpdate": """
-        current_iteration interval avg_iteration_time_sec min_iteration_time_sec max_iteration_time_sec
-        total_iteration_time_sec
-    """,
-    "TestingMetricsUpdate": "current_iteration interval",
-    "SaveCheckpointSuccess": """
-        checkpoint_strategy current_iteration first_successful_save_checkpoint_timestamp_sec
-        latest_successful_save_checkpoint_timestamp_sec save_checkpoint_success_count productive_train_iterations
-        productive_train_samples productive_train_iterations_sec productive_validation_iterations_sec
-        productive_train_tflops training_start_timestamp_sec checkpoint_size checkpoint_directory
-    """,
-    "SyncCheckpointMetricsUpdate": """
-        save_checkpoint_sync_time_total_sec save_checkpoint_sync_time_min_sec save_checkpoint_sync_time_max_sec
-    """,
-}
-TRAINING_LOOP = """
-    train_iterations_start train_samples_start train_tokens_target completed_floating_point_operations_overall
-    train_iterations_target train_samples_target
-""".split()
-CHECKPOINT_SAVE = "checkpoint_strategy current_iteration save_checkpoint_attempt_count".split()
-
-
-def table(first):
-    """Return the rows of the page's table whose first column is headed *first*."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
-
-
-SPAN_TABLE = table("One Logger's span")
-EVENT_TABLE = table("One Logger's event")
+ATTRIBUTES = dict(
+    zip(
+        """
+        OneLoggerInitialization TrainingTelemetry TrainingMetricsUpdate ValidationMetricsUpdate TestingMetricsUpdate
+        SaveCheckpointSuccess SyncCheckpointMetricsUpdate
+        """.split(),
+        EVENTS.values(),
+        strict=True,
+    )
+)
+TRAINING_LOOP, CHECKPOINT_SAVE = (fields.split() for fields in OF_SPANS.values())
+SPAN_TABLE = table_of(PAGE, "One Logger's span")
+EVENT_TABLE = table_of(PAGE, "One Logger's event")
 
 
 def canonical(name):

@@ -275,7 +275,7 @@ class TestOdd:
         assert ended(captured, "x").error["message"] == "(no message: str() raised RuntimeError)"
 
     def test_interrupted(self, captured):
-        """What the program's signal handler raises in the str of an exception comes out; the span has ended once."""
+        """An exception of the program's signal handler in the str of another comes out; the span has ended once."""
 
         class Slow(Exception):
             def __str__(self):

@@ -21,7 +21,7 @@ class TestOpenSpans:
                 assert open_spans() == {"MainThread": [iteration.id, "training_single_iteration", 11_000_000_005]}
 
     def test_after_the_inner_ended(self, captured):
-        """When it ends, the one around it is listed again."""
+        """After its end the one around it is listed again."""
         with application() as app:
             with span("x"):
                 pass

@@ -8,6 +8,7 @@ import threading
 import attrs
 import pytest
 
+from children import in_child
 from trackside.bus import default_bus
 from trackside.events import (
     LIFECYCLE,
@@ -180,6 +181,40 @@ class TestNesting:
             assert ambient.get()[1] == 7
         ambient.reset(before)
         assert ended(captured, "x").step == 7
+
+    def test_opened_by_a_collection(self):
+        """A finalizer that opens spans while the surroundings are stored reads and leaves no memory that was freed."""
+        script = """
+            import gc, trackside
+            from trackside.events import ambient
+
+            class Late:
+                def __init__(self):
+                    self.itself = self
+                def __del__(self):
+                    with trackside.span("late"):
+                        pass
+                    ambient.set(ambient.get())  # a third time, or what was freed first may be in use again
+
+            def soon(allocations):
+                gc.collect(0)
+                gc.set_threshold(allocations)
+                Late()
+
+            gc.freeze()
+            with trackside.subscribe(lambda _: None):
+                found = []
+                for step in range(200):
+                    soon(step % 20 + 1)
+                    with trackside.training_iteration(step):
+                        found.append(ambient.get()[1])
+                    soon(step % 20 + 1)
+                    token = ambient.set((7, step))
+                    soon(step % 20 + 1)
+                    ambient.reset(token)
+                print(found == [*range(200)], ambient.get(), gc.isenabled())
+        """
+        assert in_child(script, PYTHONMALLOC="debug") == ("True (0, -1) True\n", "")
 
 
 class TestOff:

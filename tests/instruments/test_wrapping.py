@@ -6,7 +6,7 @@ import pytest
 
 from trackside.events import ConfigError, SectionWindow
 from trackside.instruments import section_windows as module
-from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
+from trackside.instruments._wrapping import NamedCallable, restore_callables, wrap_callables
 
 
 class Model:
@@ -55,7 +55,7 @@ class TestCallableId:
     def test_names(self):
         """A wrapped method is named after its object's class and itself."""
         a_module = types.ModuleType("some.module")
-        assert [str(CallableId(owner, "go")) for owner in (a_module, Model, Model())] == [
+        assert [str(NamedCallable(owner, "go")) for owner in (a_module, Model, Model())] == [
             "some.module.go",
             f"{__name__}.Model.go",
             "Model.go",
@@ -66,20 +66,20 @@ class TestWrap:
     def test_instance(self, counts):
         """A method of one object is timed, and those of others are not."""
         one, other = Model(), Model()
-        wrap_callables([CallableId(one, "forward")])
+        wrap_callables([NamedCallable(one, "forward")])
         assert (one.forward(1), one.forward(2), other.forward(3)) == (2, 3, 4)
         assert counts() == {"Model.forward": 2}
 
     @pytest.mark.parametrize(("name", "expected"), [("static", 3), ("build", ("Model", 1))])
     def test_class(self, counts, name, expected):
         """Static and class methods of a class keep their kind."""
-        wrap_callables([CallableId(Model, name)])
+        wrap_callables([NamedCallable(Model, name)])
         assert (getattr(Model, name)(1), getattr(Model(), name)(1)) == (expected, expected)
         assert counts() == {f"{__name__}.Model.{name}": 2}
 
     def test_method_of_a_class(self, counts):
         """A method wrapped on its class is timed for every object."""
-        wrap_callables([CallableId(Model, "forward")])
+        wrap_callables([NamedCallable(Model, "forward")])
         assert Model().forward(1) == 2
         assert counts() == {f"{__name__}.Model.forward": 1}
 
@@ -88,7 +88,7 @@ class TestWrap:
         """A missing attribute or one that is no function is refused, and nothing is wrapped."""
         before = vars(Model)["forward"]
         with pytest.raises(ConfigError, match=name):
-            wrap_callables([CallableId(Model, "forward"), CallableId(Model, name)])
+            wrap_callables([NamedCallable(Model, "forward"), NamedCallable(Model, name)])
         assert vars(Model)["forward"] is before
 
 
@@ -97,7 +97,7 @@ class TestRestore:
     def test_as_before(self, name):
         """After unwrapping, the attribute is the original object."""
         before = vars(Model)[name]
-        wrap_callables([CallableId(Model, name)])
+        wrap_callables([NamedCallable(Model, name)])
         assert vars(Model)[name] is not before
         restore_callables()
         assert vars(Model)[name] is before
@@ -106,7 +106,7 @@ class TestRestore:
     def test_inherited(self, make):
         """An inherited method is inherited again."""
         owner = make()
-        wrap_callables([CallableId(owner, "forward")])
+        wrap_callables([NamedCallable(owner, "forward")])
         assert "forward" in vars(owner)
         restore_callables()
         assert "forward" not in vars(owner)
@@ -114,8 +114,8 @@ class TestRestore:
     def test_stack(self, counts):
         """Wrappers are removed in the reverse order, and none is lost."""
         before = vars(Model)["forward"]
-        wrap_callables([CallableId(Model, "forward")])
-        wrap_callables([CallableId(Model, "forward"), CallableId(Model, "static")])
+        wrap_callables([NamedCallable(Model, "forward")])
+        wrap_callables([NamedCallable(Model, "forward"), NamedCallable(Model, "static")])
         assert restore_callables() == 1
         Model().forward(1)
         assert counts() == {f"{__name__}.Model.forward": 1}
@@ -125,7 +125,7 @@ class TestRestore:
     def test_twice_in_one_layer(self):
         """An attribute that was wrapped twice at once is restored all the same."""
         before = vars(Model)["forward"]
-        wrap_callables([CallableId(Model, "forward")] * 2)
+        wrap_callables([NamedCallable(Model, "forward")] * 2)
         restore_callables()
         assert vars(Model)["forward"] is before
 
@@ -136,7 +136,7 @@ class TestRestore:
     def test_wrapped_again_by_others(self):
         """An object that others put in its place meanwhile stays."""
         model = Model()
-        wrap_callables([CallableId(model, "forward")])
+        wrap_callables([NamedCallable(model, "forward")])
         model.forward = theirs = lambda x: x
         restore_callables()
         assert model.forward is theirs

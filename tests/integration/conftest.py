@@ -19,36 +19,24 @@ import socket
 import struct
 import subprocess
 import threading
-import time
 import urllib.parse
 import urllib.request
 import zlib
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ports import free_port
 from trackside.events import IterationEnded
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-T = TypeVar("T")
-
 WAIT_S = 30.0
 COMPARISONS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt}
-
-
-def wait_until(true: Callable[[], T], *, what: str, timeout_s: float = WAIT_S) -> T:
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        found = true()
-        if found:
-            return found
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)
 
 
 def program(name: str) -> str:
@@ -82,7 +70,7 @@ def package(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     """Return a function that waits until another one returns a true value."""
-    return wait_until
+    return until
 
 
 @pytest.fixture
@@ -127,7 +115,7 @@ def server(tmp_path: Path) -> Iterator[Callable[..., None]]:
                     return bool(page.status == 200)
                 return False
 
-            wait_until(answers, what=f"{asks} answers", timeout_s=within_s)
+            until(answers, within_s, what=f"{asks} answers")
 
         yield start
 
@@ -313,7 +301,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Prometheus]]:
                     return bool(answer.status == 200)
                 return False
 
-            wait_until(is_ready, what="Prometheus is ready")
+            until(is_ready, what="Prometheus is ready")
             return server
 
         yield start
@@ -353,7 +341,7 @@ class NatsServer:
                 return line.recv(5) == b"INFO "
             return False
 
-        wait_until(answers, what="the NATS server answers")
+        until(answers, what="the NATS server answers")
 
     def stop(self) -> None:
         """Stop, in any state."""

@@ -191,7 +191,7 @@ class TestErrors:
         ]
 
     def test_of_a_signal_handler(self, events, tmp_path):
-        """What a signal handler of the program raises in the callback comes out, and the next training is recorded."""
+        """An exception of the program's signal handler in the callback comes out, and the next training is recorded."""
         tracker = instrument.TracksideTracker()
         checks.interrupt(lambda: frameworks.train_with_accelerate(tmp_path / "first", tracker))
         tracker.finish()

@@ -149,8 +149,9 @@ class TestPlainPyTorch:
         assert sorted((event.source.rank, event.step) for event in steps) == [(r, s) for r in (0, 1) for s in range(8)]
         assert len({event.source.run_id for event in steps}) == 1
         assert {event.samples for event in steps} == {16}
-        assert [look[1] for look in looks] == ["runs", "goodput", "scores"]
-        assert all("last step 7" in output_of(*look) for look in looks[:2])
+        assert [look[1] for look in looks] == ["report", "goodput", "scores"]
+        assert "2 ranks on 1 host, 1 attempt, ended" in output_of(*looks[0])
+        assert "last step 7" in output_of(*looks[1])
         assert "steps 0 to 7, attempt 0, 2 of 2 rank(s)" in output_of(*looks[2])
 
 

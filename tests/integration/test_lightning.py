@@ -152,7 +152,7 @@ class Raising:
 
 class TestErrors:
     def test_of_a_signal_handler(self, package, events, tmp_path):
-        """What a signal handler of the program raises in the callback comes out, and the next fit is recorded."""
+        """An exception of the program's signal handler in the callback comes out, and the next fit is recorded."""
         checks.interrupt(lambda: fit(package, tmp_path / "first", callback_of(package)))
         events.clear()
         fit(package, tmp_path / "next", callback_of(package))

@@ -406,16 +406,28 @@ class TestAsLog:
         ],
     )
     def test_commands(self, runs, command, capsys, tmp_path, monkeypatch):
-        """A command prints the same for the stream as for the files, but for the files' places."""
+        """A command prints the same for the stream as for the files, but for the files' places and sizes."""
         monkeypatch.chdir(tmp_path)  # a trace is written there
         outputs = []
         for where in map(str, runs):
             code = main([command[0], where, *command[1:]])
             printed = capsys.readouterr()
-            out = re.sub(r'[0-9:]{8}  |(?<="path": ")[^"]*/', "", printed.out.replace(where, "WHERE"))
+            # The header of a file says in one byte or two how exactly the clocks were read.
+            out = printed.out.replace(where, "WHERE")
+            out = re.sub(r'[0-9:]{8}  |(?<="path": ")[^"]*/|(?<="size_bytes": )[0-9]+', "", out)
             outputs.append((code, out, printed.err))
         assert outputs[0] == outputs[1]
         assert outputs[0][0] == 0
+
+    def test_top_of_a_run(self, runs, capsys):
+        """Of a run that no collector has read `top` reads all: it prints the same as for the files."""
+        directory, address = runs
+        outputs = []
+        for where in (str(directory), f"{address}/second"):  # of several runs it shows the latest
+            assert main(["top", "--once", "--plain", where]) == 0
+            outputs.append(re.sub(r"[0-9:]{8}  ", "", capsys.readouterr().out))
+        assert outputs[0] == outputs[1]
+        assert "step 49" in outputs[0]
 
     def test_first_node_is_dead(self, runs):
         """Of several nodes in an address the first may be gone: another one answers before a command gives up."""
@@ -439,6 +451,23 @@ class TestAsLog:
         log_steps(bus, 1, 2)
         assert bus.flush(30)
         assert [next(events).step, next(events).step] == [1, 2]
+
+    def test_tail_follows(self, nats_server, bus):
+        """`trackside tail --follow` prints what is in the stream, then what is published, until Ctrl-C."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 2)
+        assert bus.flush(30)
+        listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        code = f"{listen}from trackside.cli import main; sys.exit(main(sys.argv[1:]))"  # a test run may ignore Ctrl-C
+        line = [sys.executable, "-c", code, "tail", "--follow", "--json", "-t", "*.iteration.ended"]
+        with subprocess.Popen([*line, f"{nats_server.url}/{STREAM}"], stdout=subprocess.PIPE) as process:
+            steps = [json.loads(process.stdout.readline())["step"] for _ in range(2)]
+            log_steps(bus, 2, 2)
+            assert bus.flush(30)
+            steps += [json.loads(process.stdout.readline())["step"] for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read() == b""
+        assert (steps, process.returncode) == ([0, 1, 2, 3], 130)
 
     def test_collector(self, nats_server, tmp_path):
         """A job whose collector is a stream has published all of its events there when it is closed."""
@@ -520,17 +549,19 @@ class TestAsLog:
         assert [event.exit_status for event in events if isinstance(event, ProgramEnded)] == [3]
 
     @pytest.mark.parametrize(
-        ("address", "line"),
+        ("command", "address", "line"),
         [
-            ("{server}/elsewhere", "has no stream elsewhere"),
-            ("nats://127.0.0.1:1/runs", "no answer within 5 s"),
-            ("{server}/two words", "give nats://HOST:PORT/STREAM"),
-            ("{server}/runs?since=noon", "give a time as 2026-01-31T12:00:00Z"),
+            ("report", "{server}/elsewhere", "has no stream elsewhere"),
+            ("report", "nats://127.0.0.1:1/runs", "no answer within 5 s"),
+            ("report", "{server}/two words", "give nats://HOST:PORT/STREAM"),
+            ("report", "{server}/runs?since=noon", "give a time as 2026-01-31T12:00:00Z"),
+            ("top", "{server}/elsewhere/run", "has no stream elsewhere"),
+            ("top", "{server}/two words", "give nats://HOST:PORT/STREAM"),
         ],
     )
-    def test_not_there(self, nats_server, capsys, address, line):
+    def test_not_there(self, nats_server, capsys, command, address, line):
         """An unreadable stream is one line, with exit code 2."""
-        assert main(["report", address.format(server=nats_server.url)]) == 2
+        assert main([command, address.format(server=nats_server.url)]) == 2
         (printed,) = capsys.readouterr().err.splitlines()
         assert line in printed
 

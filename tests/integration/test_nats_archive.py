@@ -137,6 +137,19 @@ class TestTables:
             assert (archive.counts["missing"], archive.counts["unreadable"]) == (0, 0)
             assert archived(place) == published(nats_server)
 
+    def test_leave_nothing_at_the_server(self, nats_server, address, tmp_path, eventually):
+        """Of a worker that goes on the server keeps no consumer: neither of runs that it archived nor of others."""
+        publish(nats_server, 10)
+        with NatsArchive(address, str(tmp_path / "tables"), period_s=86_400.0) as archive:
+            archive.turn(time.time())
+            archive.turn(time.time() + 86_410)
+            assert archive.counts["batches"] == 1
+
+            def consumers():
+                return nats_server.call(lambda jetstream: jetstream.consumers_info(STREAM))
+
+            eventually(lambda: consumers() == [], what="the server has removed them", timeout_s=20)
+
     def test_have_a_stream_that_was_created_anew(self, nats_server, address, tmp_path):
         """After a stream was removed the tables get all of the one that is created in its place."""
         place = str(tmp_path / "tables")
@@ -159,7 +172,7 @@ class TestTables:
         assert archived(place) == published(nats_server)
 
     def test_run_that_cannot_be_archived(self, nats_server, address, tmp_path):
-        """Where the tables of one run were written by something else, the other runs are archived."""
+        """If the tables of one run were written by something else, the other runs are archived."""
         place = tmp_path / "tables"
         publish(nats_server, 10, run="a")
         with NatsArchive(address, str(place), period_s=PERIOD_S) as archive:
@@ -195,7 +208,7 @@ class TestTables:
         assert archived(place) == published(nats_server)
 
     def test_store_that_is_away(self, nats_server, address, tmp_path, eventually):
-        """What cannot be written is written once it can: here a file stands where the directory is to be."""
+        """Tables that cannot be written are written once they can: here a file stands in the place of the directory."""
         place = tmp_path / "tables"
         place.write_text("")
         publish(nats_server, 10)
@@ -232,7 +245,7 @@ class TestCommand:
         ],
     )
     def test_refused(self, capsys, arguments, line):
-        """What it cannot do with its arguments is one line."""
+        """Arguments that it cannot use are answered with one line."""
         assert main(["archive", *arguments]) == 2
         [said] = capsys.readouterr().err.splitlines()
         assert line in said

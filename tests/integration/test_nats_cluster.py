@@ -26,10 +26,12 @@ pytestmark = pytest.mark.integration
 STREAM = "runs"
 RANKS, PROCESSES = 64, 4
 LAG_S = 5.0
-"""What was logged is read within this time, unless a machine has just been lost."""
+"""Logged events are read within this time, unless a machine has just been lost."""
 WITHIN_S = 120.0
+BACK_WITHIN_S = 60.0
+"""Events logged after the loss are read within this time; 12 to 18 s were measured, on a busy machine."""
 AFTER_NS = 5 * 10**9
-"""What was logged so long after the loss is to be read before the machine comes back."""
+"""Events logged so long after the loss are to be read before the machine comes back."""
 LONGEST_S = 2.0
 """A step that waited for a server that is away would take as long as the sink waits: 5 s."""
 
@@ -193,7 +195,7 @@ def check_loses_the_leader(nodes, ranks, eventually, *, lose, give_back):
         lost = leader(nodes)
         lose(lost)
         follower.until_ns = clock.now_ns() + AFTER_NS
-        eventually(lambda: follower.lag_s < LAG_S, what="the lag is back without the machine", timeout_s=WITHIN_S)
+        eventually(lambda: follower.lag_s < LAG_S, what="the lag is back without the machine", timeout_s=BACK_WITHIN_S)
         give_back(lost)
         for process in processes:
             process.stdin.write("\n")

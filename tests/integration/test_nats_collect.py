@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import gc
+import json
 import random
 import shutil
 import signal
@@ -13,13 +16,16 @@ import sys
 import textwrap
 import threading
 import time
+from itertools import islice
 
 import pytest
 
 import trackside
+from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
 from trackside.events import (
+    ConfigError,
     DecodeError,
     EventsLost,
     Heartbeat,
@@ -33,17 +39,19 @@ from trackside.events import (
 )
 from trackside.handlers import replay
 from trackside.handlers.export import encoded_source
+from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.zeromq import Result, command
 from trackside.wire import RowEncoder, encode_frame, fields_of, pack
 
 nats = pytest.importorskip("nats")
 
-from nats.js.api import StreamConfig, StreamInfo, StreamState  # noqa: E402  it may be missing
+from nats.js.api import ClusterInfo, StreamConfig, StreamInfo, StreamState  # noqa: E402  it may be missing
 from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402
 
-from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, StreamAddress, collected, sink_to  # noqa: E402  it imports the library
-from trackside.handlers.nats._collect import RunCollection, _Checkpoint, _NatsSession, _Store  # noqa: E402
-from trackside.handlers.nats._stream import StreamMessage  # noqa: E402
+from nats_streams import answers, collector_of, replayed  # noqa: E402  it imports the library
+from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, collected, sink_to  # noqa: E402  so does this
+from trackside.handlers.nats._collect import RunCollection, _Checkpoint, _NatsSession, _Store, stored_run  # noqa: E402
+from trackside.handlers.nats._stream import StreamAddress, StreamMessage, create_stream  # noqa: E402
 from trackside.handlers.zeromq._collector import collector_models  # noqa: E402
 
 pytestmark = pytest.mark.integration
@@ -68,7 +76,8 @@ class Workers:
         from trackside.handlers.nats import NatsCollector
         if sys.argv[3:]:
             LeaseTable.held = property(lambda table: frozenset(table._jobs))
-        collector = NatsCollector(sys.argv[1], lease_s=float(sys.argv[2]), checkpoint_interval_s=0.1, silent_after_s=60)
+        leases = {"lease_s": float(sys.argv[2])} if sys.argv[2] else {}
+        collector = NatsCollector(sys.argv[1], **leases, checkpoint_interval_s=0.1, silent_after_s=60)
         signal.signal(signal.SIGTERM, lambda *_: collector.stop())
         collector.serve()
         """
@@ -78,9 +87,9 @@ class Workers:
         self.address = address
         self.running = []
 
-    def start(self, *, is_greedy=False):
-        """Start one more; a greedy one takes itself for the holder of every lease."""
-        command = [sys.executable, "-c", self.SCRIPT, self.address, str(LEASE_S)]
+    def start(self, *, lease_s=LEASE_S, is_greedy=False):
+        """Start one more, with leases as by default if that is empty; a greedy one believes that it holds all."""
+        command = [sys.executable, "-c", self.SCRIPT, self.address, str(lease_s)]
         command += ["holds all"] if is_greedy else []
         self.running.append(subprocess.Popen(command))
 
@@ -123,19 +132,6 @@ def publish_job(server, run, rank, rng, *, windows, pause_s=0.0):
             time.sleep(rng.random() * pause_s)
 
 
-def answers(models):
-    return {type(model).__name__: (model.dump(), model.result()) for model in models}
-
-
-def replayed(address, run):
-    """Return the answers to one reading of the stream, and the reports that are derived on the way."""
-    reports = []
-    models = collector_models(reports.append)
-    with NatsReader(StreamAddress.parse(address).servers, stream=STREAM, follow=False) as events:
-        trackside.feed((event for event in events if event.source.run_id == run), *models)
-    return answers(models), [fields_of(event) for event in reports]
-
-
 def streamed(address, kind):
     """Return the events of *kind* that collectors published, by run, all of which are numbered without a gap."""
     found = collections.defaultdict(list)
@@ -164,6 +160,16 @@ def is_said(address, run):
 
 
 class TestTakeover:
+    def test_by_default(self, nats_server, address, workers, eventually):
+        """With leases of the default length another worker goes on within seconds with what a killed one had."""
+        workers.start(lease_s="")
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        workers.start(lease_s="")
+        workers.kill(workers.running[0])
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="the other one has read the rest", timeout_s=30)
+
     @pytest.mark.parametrize("number", range(3))
     def test_any_kills(self, nats_server, address, workers, eventually, number):
         """
@@ -214,7 +220,7 @@ class TestTakeover:
             assert [fields_of(event) for event in reports] == expected
 
     def test_replaced_within_seconds(self, nats_server, address, workers, eventually):
-        """When the only worker is killed, another one that waits goes on within seconds."""
+        """After the only worker was killed, another one that waits goes on within seconds."""
         workers.start()
         publish_job(nats_server, "run", 0, random.Random(1), windows=2)
         eventually(lambda: is_read(address, "run"), what="the first one has read it")
@@ -250,6 +256,10 @@ async def damaged(jetstream, damage):
     elif damage == "object":
         value = {"object": "run.removed", "previous": "", "created": found.created, "state": b""}
         await store.bucket.put("state.run", pack(value))
+    elif damage == "parts":
+        await store.store("run", pack({**state, "padding": bytes(1_000_000)}), found, found.created)
+        bucket = f"{STREAM}-collect"
+        await jetstream.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.>")
     else:
         change = {"version": 99, "outbox": [b"no frame"], "sequence": -1}[damage]
         await store.store("run", pack({**state, damage: change}), found, found.created)
@@ -258,24 +268,12 @@ async def damaged(jetstream, damage):
 @pytest.fixture
 def collecting(address):
     """Return a function that starts a collector on a thread of this process, and ends it with the test."""
-    running = []
-
-    def start(**options):
-        collector = NatsCollector(address, **{"lease_s": LEASE_S, "checkpoint_interval_s": 0.1, **options})
-        thread = threading.Thread(target=collector.serve)
-        thread.start()
-        running.append((collector, thread))
-        return collector
-
-    yield start
-    for collector, thread in running:
-        collector.stop()
-        thread.join(30)
-        assert not thread.is_alive()
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(collector_of(address, **options))
 
 
 class TestStore:
-    """What is stored, as the worker's own part of the module stores it."""
+    """A checkpoint, as the worker's own part of the module stores it."""
 
     @pytest.mark.parametrize("size", [10, 2_000_000])
     def test_one_of_two_is_refused(self, nats_server, size):
@@ -364,6 +362,76 @@ class TestOne:
         publish_job(nats_server, "run", 1, random.Random(1), windows=2)
         eventually(lambda: is_read(address, "run"), what="the other one has read the rest")
 
+    def test_where_a_loop_runs(self, nats_server, address, eventually):
+        """In a notebook, whose own thread runs an event loop, a collector works until it is interrupted."""
+        collector = NatsCollector(address, lease_s=LEASE_S, checkpoint_interval_s=0.1)
+
+        async def cell():
+            collector.serve()
+
+        def interrupt():
+            publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+            with contextlib.suppress(AssertionError):
+                eventually(lambda: is_read(address, "run"), what="it is read", timeout_s=20)
+                found.append("read")
+            if loop.is_running():
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        found, loop, other = [], asyncio.new_event_loop(), threading.Thread(target=interrupt)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run may ignore it
+        other.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                loop.run_until_complete(cell())
+        finally:
+            other.join()
+            signal.signal(signal.SIGINT, before)
+            loop.close()
+        assert found == ["read"]
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_garbage(self, nats_server, address, collecting, eventually, number):
+        """
+        Damaged frames, noise up to the largest message and headers of any kind, in a run's subjects and in those of
+        collectors: a worker counts what is no frame, and it and a viewer go on with what the rank publishes.
+        """
+        rng = random.Random(number)
+        source = Source.detect({}, run_id="run", rank=7)
+        frame = encode_event(source, IterationEnded(step=0, span_id=1, duration_ns=1))
+        headers = ["", "{}", "[]", "9" * 4000, encoded_source(source)]
+
+        def garbage():
+            size = rng.choice([0, 1, 50, 5_000, 1_000_000])
+            noise = bytearray(rng.choice([frame, frame[: rng.randrange(len(frame))], rng.randbytes(size)]))
+            for _ in range(rng.randrange(1, 4)):
+                if noise:
+                    noise[rng.randrange(len(noise))] = rng.randrange(256)
+            subject = rng.choice(["run.0.x", "run.7.x", "run.collector.x", "run.collector.a.b", "run"])
+            return f"{STREAM}.{subject}", bytes(noise), {"Trackside-Source": rng.choice(headers)}
+
+        async def publish(jetstream):
+            for _ in range(60):
+                subject, noise, header = garbage()
+                await jetstream.publish(subject, noise, headers=header)
+
+        collector = collecting(silent_after_s=600)
+        publish_job(nats_server, "run", 0, random.Random(1), windows=1)
+        with trackside.attach(address, to=IterationEnded) as viewer:
+            nats_server.call(publish)
+            publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+            steps = [event.step for event in islice((one for one in viewer if one.source.rank == 1), 20)]
+            assert steps == [*range(20)]
+            assert viewer.malformed > 30
+        last = nats_server.call(lambda jetstream: jetstream.stream_info(STREAM)).state.last_seq
+        place = StreamAddress.parse(f"{address}/run")
+
+        def read():
+            found = stored_run(place)
+            return found and found[0].sequence > last and found[0].unreadable
+
+        assert eventually(read, what="the worker has read all") > 10
+        assert collector.counts["given up"] == 0
+
     @pytest.mark.parametrize("name", [b"\x1b[2J", b"\xff"])
     def test_run_with_a_name_that_no_sink_gives(self, nats_server, address, collecting, eventually, *, name):
         """A message under a run's name that cannot be a key is passed over, and the other runs are collected."""
@@ -384,7 +452,7 @@ class TestOne:
         eventually(lambda: collector.counts["over"] == 1, what="it is read to its end")
         assert collector.counts["given up"] == 0
 
-    @pytest.mark.parametrize("damage", ["bytes", "version", "outbox", "sequence", "object"])
+    @pytest.mark.parametrize("damage", ["bytes", "version", "outbox", "sequence", "object", "parts"])
     def test_checkpoint_that_cannot_be_used(self, nats_server, address, collecting, eventually, *, damage):
         """A run whose checkpoint is damaged, or of another version, is read from its start, and stored again."""
         publish_job(nats_server, "run", 0, random.Random(1), windows=2)
@@ -533,9 +601,19 @@ class TestSilence:
             session._answered_s, session._steady_s = now_s + answered_s, now_s + steady_s
             assert session._is_steady(now_s) is is_steady
 
+    @pytest.mark.parametrize(("cluster", "least_s"), [(None, 0), (ClusterInfo("node-1", "nodes", None), 15)])
+    def test_cluster_with_one_replica(self, cluster, least_s):
+        """Also where one node of a cluster alone has the stream, ranks may lose theirs: silence is named after 15 s."""
+        session = _NatsSession(NatsCollector("nats://127.0.0.1:1/runs"), Answering(cluster))
+        asyncio.run(session._look())
+        assert session._least_silence_s == least_s
+
 
 class Answering:
-    """A connection whose server has a stream without messages."""
+    """A connection whose server, alone or in a cluster, has a stream without messages."""
+
+    def __init__(self, cluster=None):
+        self._cluster = cluster
 
     def jetstream(self, timeout):
         """Return what asks it."""
@@ -543,7 +621,7 @@ class Answering:
 
     async def stream_info(self, name, subjects_filter=None):
         """Answer."""
-        return StreamInfo(StreamConfig(name), StreamState(0, 0, 0, 0, 0))
+        return StreamInfo(StreamConfig(name), StreamState(0, 0, 0, 0, 0), cluster=self._cluster)
 
 
 def encode_event(source, event):
@@ -584,6 +662,251 @@ class TestViews:
         assert "1 event missing" in report
 
 
+class TestViewer:
+    def test_has_state_and_stream(self, nats_server, address, collecting, eventually):
+        """A viewer that comes late has the answers of one reading: the state as stored, and all that is behind it."""
+        collector = collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=3)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        collector.stop()
+        models = collector_models(lambda event: None)
+        with trackside.attach(f"{address}/run", models=models) as viewer:
+            assert [joined.complete for joined in viewer.models.values()] == [True] * 5
+            publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+            read_to_the_end(viewer, models, address, eventually)
+            assert (viewer.lost, viewer.malformed) == (0, 0)
+
+    def test_comes_late(self, nats_server, address, collecting, eventually):
+        """
+        Viewers that come one after the other, while two ranks publish and a collector stores its state once a second,
+        have the answers of one reading each: nothing is missing between state and stream, nothing is there twice.
+        """
+        collector = collecting(checkpoint_interval_s=1.0)
+        ranks = [
+            threading.Thread(
+                target=publish_job,
+                args=(nats_server, "run", rank, random.Random(rank)),
+                kwargs={"windows": 30, "pause_s": 0.2},
+            )
+            for rank in range(2)
+        ]
+        with contextlib.ExitStack() as stack:
+            for rank in ranks:
+                rank.start()
+                stack.callback(rank.join)
+            viewers = []
+            for seen in (5, 15, 25, 35, 45):
+                eventually(lambda seen=seen: collector.counts["messages"] >= seen, what="the collector has seen more")
+                models = collector_models(lambda event: None)
+                viewer = stack.enter_context(trackside.attach(f"{address}/run", models=models))
+                assert [joined.complete for joined in viewer.models.values()] == [True] * 5
+                viewers.append((viewer, models))
+            for rank in ranks:
+                rank.join()
+            for viewer, models in viewers:
+                read_to_the_end(viewer, models, address, eventually)
+                assert (viewer.lost, viewer.malformed) == (0, 0)
+
+    def test_comes_before_any_collector(self, nats_server, address, eventually):
+        """Models over a run of which nothing is stored begin with its first message."""
+        publish_job(nats_server, "run", 0, random.Random(1), windows=3)
+        models = collector_models(lambda event: None)
+        with trackside.attach(f"{address}/run", models=models) as viewer:
+            assert [joined.complete for joined in viewer.models.values()] == [True] * 5
+            read_to_the_end(viewer, models, address, eventually)
+            assert (viewer.lost, viewer.malformed) == (0, 0)
+
+    def test_first_messages_are_gone(self, nats_server, address):
+        """Of such a run the models count what the stream no longer has: the start of the source and two steps."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(4))
+            nats_server.call(lambda jetstream: jetstream.purge_stream(STREAM, seq=3))
+            models = collector_models(lambda event: None)
+            with trackside.attach(f"{address}/run", models=models, to=IterationEnded) as viewer:
+                assert [event.step for event in islice(viewer, 2)] == [2, 3]
+                assert [viewer.lost, *(model.dump()["missed"] for model in models)] == [3] * 6
+
+    def test_stream_discards_what_the_state_lacks(self, nats_server, address, eventually):
+        """
+        Of the six steps since a state was stored the stream has discarded four: who begins with the state counts four,
+        and so does the next worker, which says which ones.
+        """
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            with collector_of(address):
+                log_steps(bus, range(3))
+                eventually(lambda: is_read(address, "run"), what="it is read")
+            log_steps(bus, range(3, 9))
+            nats_server.call(lambda jetstream: keep_last(jetstream, 2))
+            models = collector_models(lambda event: None)
+            with trackside.attach(f"{address}/run", models=models, to=IterationEnded) as viewer:
+                assert [event.step for event in islice(viewer, 2)] == [7, 8]
+                assert [viewer.lost, *(model.dump()["missed"] for model in models)] == [4] * 6
+            with collector_of(address):
+                (lost,) = eventually(lambda: list(replay(f"{address}/run", to=EventsLost)), what="the loss is named")
+                assert (lost.first_seq, lost.last_seq) == (4, 7)  # step 0 is number 1, after the start of the source
+
+    @pytest.mark.parametrize("how", [["--once"], []], ids=["once", "until the job has ended"])
+    def test_top(self, nats_server, address, collecting, eventually, capsys, *, how):
+        """`trackside top` of a run has what its collectors know, also what the stream has discarded since, and ends."""
+        collector = collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=3)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        collector.stop()
+        nats_server.call(lambda jetstream: jetstream.purge_stream(STREAM))
+        publish_job(nats_server, "run", 1, random.Random(2), windows=2)
+        assert main(["top", f"{address}/run", "--json", *how]) == 0
+        view = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert [(row["rank"], row["state"], row["step"]) for row in view["rows"]] == [
+            (0, "ended", 29),
+            (1, "ended", 19),
+        ]
+        assert (view["lost"], view["partial"], view["has_ended"]) == (0, [], True)
+
+    def test_begins_with_what_comes(self, nats_server, address):
+        """Without models a viewer has what is published from then on, of types and by rules, and misses nothing."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(3))
+            with trackside.attach(address, to=IterationEnded, keep=trackside.every(2)) as viewer:
+                log_steps(bus, range(3, 8))
+                bus.log(Heartbeat(sequence=0, interval_s=1.0))
+                assert bus.flush(30)
+                assert [event.step for event in islice(viewer, 3)] == [3, 5, 7]
+                assert viewer.lost == 0
+
+    def test_never_closed(self, nats_server, address, eventually):
+        """A viewer that is dropped leaves no thread behind."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(1))
+            before = set(threading.enumerate())
+            viewer = trackside.attach(address)
+            log_steps(bus, range(1, 2))
+            assert [event.step for event in islice(viewer, 1)] == [1]
+            assert set(threading.enumerate()) > before
+            del viewer
+            gc.collect()
+            eventually(lambda: set(threading.enumerate()) <= before, what="its threads have ended")
+
+    def test_server_restarts(self, nats_server, address, eventually):
+        """A viewer says that the server does not answer, and goes on when it does, without loss or repetition."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(1))
+            with trackside.attach(address, to=IterationEnded) as viewer:
+                log_steps(bus, range(1, 3))
+                assert [event.step for event in islice(viewer, 2)] == [1, 2]
+                nats_server.stop()
+                eventually(lambda: not viewer.read(0.1) and viewer.is_silent, what="it is known to be away")
+                nats_server.start()
+                for step in range(3, 6):
+                    bus.log(IterationEnded(step=step, duration_ns=1))
+                assert [event.step for event in islice(viewer, 3)] == [3, 4, 5]
+                assert (viewer.is_silent, viewer.lost) == (False, 0)
+
+    def test_gap_in_the_stream(self, nats_server, address):
+        """Events that the stream no longer has when a viewer comes to it are counted as lost, with the reason."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(5))
+            nats_server.call(lambda jetstream: jetstream.delete_msg(STREAM, 3))
+            with trackside.attach(f"{address}/run/0?since=1", to=IterationEnded) as viewer:
+                assert [event.step for event in islice(viewer, 4)] == [0, 1, 3, 4]
+                assert [(gap.events, gap.reason) for gap in viewer.gaps] == [(1, "not in the stream")]
+
+    def test_what_is_no_frame(self, nats_server, address):
+        """A message that is no frame is counted, and those behind it are read."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            log_steps(bus, range(1))
+            with trackside.attach(address, to=IterationEnded) as viewer:
+                nats_server.call(lambda jetstream: jetstream.publish(f"{STREAM}.run.0.other", b"no frame"))
+                log_steps(bus, range(1, 2))
+                assert [event.step for event in islice(viewer, 1)] == [1]
+                assert viewer.malformed == 1
+
+    @pytest.mark.parametrize("inline_bytes", [256 << 10, 0], ids=["value", "object"])
+    def test_user_who_may_only_read(self, nats_addresses, eventually, monkeypatch, *, inline_bytes):
+        """A user who may change nothing gets state and stream, also where the state is an object of its own."""
+        monkeypatch.setattr("trackside.handlers.nats._collect._INLINE_BYTES", inline_bytes)
+        with (
+            collector_of(nats_addresses["collector"]) as collector,
+            Bus(source=Source.detect({}, run_id="run")) as bus,
+        ):
+            bus.subscribe(sink_to(nats_addresses["rank"]))
+            bus.log(IterationEnded(step=0, duration_ns=1))
+            eventually(lambda: bus.flush(5), what="the collector created the stream")
+            eventually(lambda: collector.counts["checkpoints"], what="a state is stored")
+            with trackside.attach(f"{nats_addresses['viewer']}/run", models=[GoodputAccumulator()]) as viewer:
+                log_steps(bus, range(1, 2))
+                eventually(lambda: 1 in {event.step for event in viewer.read(1)}, what="what comes is read")
+                assert [joined.complete for joined in viewer.models.values()] == [True]
+
+    @pytest.mark.parametrize(
+        ("part", "error", "line"),
+        [
+            ("/run", UnreadableError, "has no stream runs"),
+            ("", ConfigError, "give nats://HOST:PORT/STREAM/RUN"),
+            ("/run/0", ConfigError, "give nats://HOST:PORT/STREAM/RUN"),
+            ("/run?since=1", ConfigError, "leave out"),
+        ],
+    )
+    def test_models_without_a_state(self, address, part, error, line):
+        """Models over a stream are those of one run; where there can be none, one line says why."""
+        with pytest.raises(error, match=line):
+            trackside.attach(address + part, models=[GoodputAccumulator()])
+
+    def test_user_who_may_read_nothing(self, nats_addresses):
+        """One line says what the server refuses."""
+        with pytest.raises(UnreadableError, match="permissions violation"):
+            collected(f"{nats_addresses['rank']}/run")
+
+    def test_where_a_loop_runs(self, nats_server, address):
+        """A notebook can attach: its own thread runs an event loop already."""
+        nats_server.call(lambda jetstream: create_stream(jetstream, STREAM))
+
+        async def cell():
+            with trackside.attach(address) as viewer:
+                return viewer.wait()
+
+        assert asyncio.run(cell())
+
+    def test_job_and_stream(self, address):
+        """A viewer has endpoints of jobs or streams, not both."""
+        with pytest.raises(ConfigError, match="not both"):
+            trackside.attach(address, "ipc:///run/trackside/demo.0")
+
+    def test_first_node_is_dead(self, nats_server, address, collecting, eventually):
+        """Of several nodes in an address those that are tried first may be gone: another one has the state."""
+        collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=1)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        dead = ",".join(f"127.0.0.1:{free_port()}" for _ in range(8))
+        found = collected(f"nats://{dead},{address.removeprefix('nats://')}/run")
+        assert answers(found.models) == replayed(address, "run")[0]
+
+
+def read_to_the_end(viewer, models, address, eventually):
+    """Wait until a viewer's models have the answers of one reading of the run."""
+    expected = replayed(address, "run")[0]
+    eventually(lambda: not viewer.read(0.2) and answers(models) == expected, what="the viewer has all")
+
+
+def log_steps(bus, steps):
+    """Publish a step in a frame of its own, each."""
+    for step in steps:
+        bus.log(IterationEnded(step=step, duration_ns=1))
+        assert bus.flush(60)
+
+
+async def keep_last(jetstream, count):
+    """Remove all but the last messages of the stream, as a limit would."""
+    last = (await jetstream.stream_info(STREAM)).state.last_seq
+    await jetstream.purge_stream(STREAM, seq=last - count + 1)
+
+
 async def delete_last(jetstream):
     """Remove the last message of the stream."""
     await jetstream.delete_msg(STREAM, (await jetstream.stream_info(STREAM)).state.last_seq)
@@ -598,10 +921,7 @@ class TestCluster:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in nats_cluster)
         address = f"nats://{hosts}/{STREAM}"
         urls = [node.url for node in nats_cluster]
-        collector = NatsCollector(address, lease_s=LEASE_S, checkpoint_interval_s=0.1, replicas=3, silent_after_s=600)
-        collecting = threading.Thread(target=collector.serve)
-        collecting.start()
-        try:
+        with collector_of(address, replicas=3, silent_after_s=600):
             eventually(lambda: leader(nats_cluster), what="the stream has a leader")
             sinks = [NatsSink(urls[rank % 3 :] + urls[: rank % 3], stream=STREAM, timeout_s=2.0) for rank in range(8)]
             is_half_done = threading.Barrier(9)
@@ -638,9 +958,6 @@ class TestCluster:
             killed.start()
             eventually(lambda: is_read(address, "run"), what="the run is read", timeout_s=120)
             assert len(collected(f"{address}/run").models[1].result().ranks) == 8
-        finally:
-            collector.stop()
-            collecting.join(60)
 
 
 def leader(nodes):
@@ -663,12 +980,7 @@ class TestPermissions:
 
     def test_users(self, nats_addresses, eventually):
         """Ranks publish, a collector collects, large states too, and viewers read."""
-        collector = NatsCollector(
-            nats_addresses["collector"], lease_s=LEASE_S, checkpoint_interval_s=0.1, models=padded
-        )
-        thread = threading.Thread(target=collector.serve)
-        thread.start()
-        try:
+        with collector_of(nats_addresses["collector"], models=padded) as collector:
             server = nats_addresses["rank"].rpartition("/")[0]
             with Bus(source=Source.detect({}, run_id="run")) as bus:
                 bus.subscribe(NatsSink(server, stream="acme"))
@@ -682,9 +994,6 @@ class TestPermissions:
             ]
             assert steps == [0, 1, 2]
             assert collector.counts["given up"] == 0
-        finally:
-            collector.stop()
-            thread.join(60)
 
 
 class TestTls:
@@ -709,10 +1018,7 @@ class TestTls:
         """
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         address = f"{scheme}://rank:secret@127.0.0.1:{server.port}/{STREAM}"
-        collector = NatsCollector(address, lease_s=LEASE_S, checkpoint_interval_s=0.1)
-        thread = threading.Thread(target=collector.serve)
-        thread.start()
-        try:
+        with collector_of(address) as collector:
             with Bus(source=Source.detect({}, run_id="run")) as bus:
                 bus.subscribe(sink_to(address, on_verb=agree))
                 bus.log(IterationEnded(step=7, duration_ns=1))
@@ -721,10 +1027,6 @@ class TestTls:
             eventually(lambda: collector.counts["over"], what="the run is over, and stored")
             assert collected(f"{address}/run").models[1].result().last_step == 7
             assert [event.step for event in replay(f"{address}/run") if isinstance(event, IterationEnded)] == [7]
-        finally:
-            collector.stop()
-            thread.join(60)
-        assert not thread.is_alive()
         monkeypatch.delenv("SSL_CERT_FILE")
         tls = ssl.create_default_context(cafile=tmp_path / "ca.pem")
         options = {"tls": tls, "user": "rank", "password": "secret", "stream": STREAM, "follow": False}

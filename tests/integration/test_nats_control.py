@@ -57,8 +57,15 @@ def may_subscribe(address, subject):
 JS = "$JS.API"
 MAY_PUBLISH = {
     "rank": {"acme.run.0.x", f"{JS}.STREAM.INFO.acme"},
-    "collector": {"acme.run.collector.x", f"{JS}.STREAM.INFO.acme", f"{JS}.CONSUMER.CREATE.acme", "$KV.acme-collect.x"},
-    "viewer": {f"{JS}.STREAM.INFO.acme", f"{JS}.CONSUMER.CREATE.acme"},
+    "collector": {
+        "acme.run.collector.x",
+        f"{JS}.STREAM.INFO.acme",
+        f"{JS}.CONSUMER.CREATE.acme",
+        f"{JS}.STREAM.MSG.GET.KV_acme-collect",
+        "$KV.acme-collect.x",
+        "$O.acme-collect.x",
+    },
+    "viewer": {f"{JS}.STREAM.INFO.acme", f"{JS}.CONSUMER.CREATE.acme", f"{JS}.STREAM.MSG.GET.KV_acme-collect"},
     "control": {f"{JS}.STREAM.INFO.acme", f"{JS}.CONSUMER.CREATE.acme", "acme-control.run.control"},
 }
 """Of the subjects that any of them may publish to, or that nobody may, those of each user."""
@@ -154,7 +161,7 @@ class TestVerbs:
         }
 
     def test_restriction(self, job):
-        """What a verb restricts is in force, until another one resumes it."""
+        """A verb's restriction is in force until another one resumes."""
         run = f"{job['control']}/run"
         paused = []
         for verb in ("pause", "resume"):
@@ -170,6 +177,14 @@ class TestVerbs:
         assert json.loads(line)["rank"] == 1
         assert command(f"{job['control']}/run", "flush")[0].done
         assert {rank for rank, verb, *_ in used(job["viewer"]) if verb == "status"} == {1}
+
+    def test_where_a_loop_runs(self, job):
+        """A notebook can ask: its own thread runs an event loop already."""
+
+        async def cell():
+            return command(f"{job['control']}/run", "status")
+
+        assert [outcome.done for outcome in asyncio.run(cell())] == [True, True]
 
     @pytest.mark.parametrize("user", ["viewer", "rank", "collector"])
     def test_without_the_right(self, job, capsys, user):
@@ -257,7 +272,7 @@ def test_flood():
 
 class TestServerWithoutUsers:
     def test_refused(self, nats_server, tmp_path):
-        """Where anybody may ask, a rank refuses, and records it."""
+        """On a server that anybody may ask, a rank refuses, and records it."""
         address = f"{nats_server.url}/acme"
         with running(address, tmp_path, 0) as (bus,):
             (outcome,) = command(f"{address}/run", "pause")

@@ -11,16 +11,19 @@ import time
 
 import pytest
 
+import trackside
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.events import IterationEnded, Source
+from trackside.events import IterationEnded, Source, UnreadableError
 from trackside.handlers import replay
 
 pytest.importorskip("nats")
 
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from trackside.handlers.nats import NatsReader, NatsSink
+from nats_streams import answers, collector_of, replayed
+from trackside.handlers.nats import NatsReader, NatsSink, collected
+from trackside.handlers.zeromq._collector import collector_models
 
 pytestmark = pytest.mark.integration
 
@@ -84,6 +87,31 @@ def create(server, **limits):
     server.call(use)
 
 
+@contextlib.contextmanager
+def watched(servers, eventually):
+    """
+    Have a collector of the stream and a viewer of the run, and check at the end that both have the answers of one
+    reading, and the same losses.
+    """
+    address = f"nats://{','.join(server.url.removeprefix('nats://') for server in servers)}/{STREAM}"
+    models = collector_models(lambda event: None)
+
+    def agree():
+        with contextlib.suppress(UnreadableError):  # while a cluster elects who leads the stream or the store
+            expected = replayed(address, "run")[0]
+            stored = collected(f"{address}/run").models
+            return not viewer.read(0.2) and answers(models) == expected == answers(stored)
+        return False
+
+    with (
+        collector_of(address, silent_after_s=600, replicas=len(servers)),
+        trackside.attach(f"{address}/run", models=models) as viewer,
+    ):
+        yield
+        eventually(agree, what="collector and viewer have the answers of one reading", timeout_s=120)
+        assert viewer.lost == models[0].dump()["missed"]
+
+
 class TestStream:
     """A stream whose limit is reached."""
 
@@ -114,7 +142,7 @@ class TestStream:
         assert publisher.sink.lost == 0
 
     def test_refuses_until_the_end(self, nats_server, bus):
-        """What the stream has refused until the sink closes is counted as lost, and the reader has all the rest."""
+        """Events that the stream has refused until the sink closes are counted as lost, and the reader has the rest."""
         create(nats_server, max_msgs=3, discard=DiscardPolicy.NEW)
         publisher = Publisher(bus, nats_server.url)
         publisher.publish(3)
@@ -255,30 +283,31 @@ class TestDisk:
     def test_is_full(self, start_nats, bus, tmp_path, eventually):
         """
         While the server's disk is full the job goes on. Once there is room and the server was started again, all that
-        was not dropped is in the stream once, and the reader misses what the sink has counted.
+        was not dropped is in the stream once, and readers, a viewer and a collector miss what the sink has counted.
         """
         with small_disk(tmp_path / "jetstream") as disk:
             server = start_nats()
             try:
                 publisher = Publisher(bus, server.url)
                 publisher.publish(20)
-                ballast = fill(disk)
-                began_s = time.monotonic()
-                for _ in range(100):
-                    publisher.step(100)
-                    bus.flush(0.1)
-                assert time.monotonic() - began_s < 60
-                dropped = publisher.stats.dropped
-                assert 0 < dropped < 10_000
-                ballast.unlink()
-                server.stop()
-                server.start()
-                eventually(lambda: bus.flush(5), what="all is acknowledged")
-                publisher.publish(1)
-                steps, missing, _ = read(server)
-                assert steps == sorted(set(steps))
-                assert missing == publisher.stats.dropped == publisher.steps - len(steps)
-                assert publisher.sink.lost == 0
+                with watched([server], eventually):
+                    ballast = fill(disk)
+                    began_s = time.monotonic()
+                    for _ in range(100):
+                        publisher.step(100)
+                        bus.flush(0.1)
+                    assert time.monotonic() - began_s < 60
+                    dropped = publisher.stats.dropped
+                    assert 0 < dropped < 10_000
+                    ballast.unlink()
+                    server.stop()
+                    server.start()
+                    eventually(lambda: bus.flush(5), what="all is acknowledged")
+                    publisher.publish(1)
+                    steps, missing, _ = read(server)
+                    assert steps == sorted(set(steps))
+                    assert missing == publisher.stats.dropped == publisher.steps - len(steps)
+                    assert publisher.sink.lost == 0
             finally:
                 server.stop()
 
@@ -365,6 +394,7 @@ class TestCluster:
             eventually(lambda: created(cluster[0]), what="the stream is created", timeout_s=60)
             publisher = Publisher(bus, [node.url for node in cluster])
             publisher.publish(20, eventually=eventually)
+            disks.enter_context(watched(cluster, eventually))
             full = eventually(lambda: leader(cluster), what="the stream has a leader")
             ballast = fill(tmp_path / f"node-{cluster.index(full)}" / "jetstream")
             while bus.flush(1):
@@ -385,17 +415,18 @@ class TestCluster:
         publisher = Publisher(bus, [node.url for node in cluster])
         publisher.publish(20, eventually=eventually)
         old, dying = cluster[0], cluster[1]
-        old.stop()
-        shutil.copytree(tmp_path / "node-0" / "jetstream", tmp_path / "old")
-        old.start()
-        publisher.publish(100, eventually=eventually)
-        old.stop()
-        shutil.rmtree(tmp_path / "node-0" / "jetstream")
-        shutil.copytree(tmp_path / "old", tmp_path / "node-0" / "jetstream")
-        old.start()
-        eventually(lambda: is_current(cluster), what="each node has all", timeout_s=120)
-        dying.stop()
-        publisher.publish(20, eventually=eventually)
-        has_all(old, 140, eventually)
-        has_all(cluster[2], 140, eventually)
-        assert (publisher.sink.lost, publisher.stats.dropped) == (0, 0)
+        with watched(cluster, eventually):
+            old.stop()
+            shutil.copytree(tmp_path / "node-0" / "jetstream", tmp_path / "old")
+            old.start()
+            publisher.publish(100, eventually=eventually)
+            old.stop()
+            shutil.rmtree(tmp_path / "node-0" / "jetstream")
+            shutil.copytree(tmp_path / "old", tmp_path / "node-0" / "jetstream")
+            old.start()
+            eventually(lambda: is_current(cluster), what="each node has all", timeout_s=120)
+            dying.stop()
+            publisher.publish(20, eventually=eventually)
+            has_all(old, 140, eventually)
+            has_all(cluster[2], 140, eventually)
+            assert (publisher.sink.lost, publisher.stats.dropped) == (0, 0)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from trackside.events import KernelWindow, SectionWindow, Source
+from trackside.events import Source
 from trackside.handlers.models.scores import ScoreAggregator
+from trackside.testing import recorded
+from windows import Taken, kernel_window, section_window
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch]
 
@@ -91,30 +93,14 @@ def ours(windows):
     sources = [Source(rank=rank, world_size=WORLD, host=f"node{rank}") for rank in range(WORLD)]
     for number, ranks in enumerate(windows):
         for source, measured in zip(sources, ranks, strict=True):
-            for kind, key in ((KernelWindow, "kernels"), (SectionWindow, "sections")):
+            for kind, key in ((kernel_window, "kernels"), (section_window, "sections")):
                 aggregator(window_of(kind, source, number, measured[key]))
     return aggregator.result().windows
 
 
 def window_of(kind, source, number, table):
-    medians = [row[0] for row in table.values()]
-    counts = [row[2] for row in table.values()]
-    event = kind(
-        window=number,
-        first_step=number,
-        last_step=number,
-        start_ns=0,
-        names=list(table),
-        counts=counts,
-        min_ns=medians,
-        max_ns=medians,
-        median_ns=medians,
-        mean_ns=[row[1] for row in table.values()],
-        std_ns=[0.0] * len(medians),
-        **({"entries": counts} if kind is SectionWindow else {}),
-    )
-    event._source = source
-    return event
+    made = kind({name: Taken(*row) for name, row in table.items()}, window=number, steps=1)
+    return recorded(made, source=source)
 
 
 def close(mine, peers):
@@ -157,6 +143,7 @@ class TestScores:
 class TestStragglers:
     def test_same(self, ours, theirs):
         """The same ranks are stragglers of the same kinds."""
+        assert len(ours) == WINDOWS
         for report in ours:
             found = report.identify_stragglers()
             for key, mine in found.items():

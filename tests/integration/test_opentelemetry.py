@@ -13,10 +13,12 @@ import pytest
 from packaging.version import Version
 
 import trackside
+from processes import of
 from trackside.events import (
     CheckpointSaveFailed,
     ConfigError,
     CounterWindow,
+    ExceptionRaised,
     GoodputUpdated,
     HandlerSuspended,
     Heartbeat,
@@ -59,11 +61,6 @@ def sink(collector):
     found = OpenTelemetrySink(collector.url)
     yield found
     found.close(5)
-
-
-def of(source, event, seq=0):
-    event._source, event._seq = source, seq
-    return event
 
 
 def ended(number, name="work", parent=0, start=1_000, end=2_000, **given):
@@ -214,6 +211,22 @@ class TestSpans:
         attributes = decoded(only(collector.spans())[1].attributes)
         assert bits(attributes["list"]) == bits(values)
         assert attributes["table"] == '{"values":["Infinity","-Infinity","NaN",-0.0,1e+308,5e-324]}'
+
+    def test_what_no_span_has(self, collector, sink):
+        """A negative id and times before 1970 or after 2554 do not affect the spans around them."""
+        sink(of(MAIN, ended(1)))
+        sink(of(MAIN, ended(-2, parent=-3, start=-6, end=-1)))
+        sink(of(MAIN, SpanEventAdded(name="odd", span_id=4, at_ns=-7)))
+        sink(of(MAIN, ended(4, start=(1 << 64) + 5, end=(1 << 64) + 5)))
+        sink(of(MAIN, ExceptionRaised(type="E", message="", span_id=-1, at_ns=-1)))
+        assert sink.flush(5)
+        spans = [span for _, span in collector.spans()]
+        assert [int.from_bytes(span.span_id, "big") for span in spans] == [1, (1 << 64) - 2, 4]
+        assert [(span.start_time_unix_nano, span.end_time_unix_nano) for span in spans[1:]] == [
+            (0, 0),
+            ((1 << 64) - 1, (1 << 64) - 1),
+        ]
+        assert sink.lost == 0
 
     def test_lone_surrogates(self, collector, sink, decoded):
         """
@@ -413,6 +426,26 @@ class TestMetrics:
         assert (samples.as_int, dropped.as_int, durations.count) == ((1 << 63) - 1, (1 << 63) - 1, 3)
         assert sink.lost == 0
         assert "larger than 64 bits hold; the largest number is sent" in caplog.text
+
+    def test_negative(self, collector, sink):
+        """
+        A negative number of samples is left out and counted, and what comes after it arrives: 2⁶³ − 1 at most, as the
+        sum starts at 0.
+        """
+        for step, samples in enumerate((-(1 << 63), 1 << 63)):
+            sink(of(MAIN, IterationEnded(step=step, duration_ns=-1, samples=samples)))
+        assert sink.flush(5)
+        [(_, _, arrived)] = collector.points("trackside.iteration.samples")
+        assert arrived.as_int == (1 << 63) - 1
+        assert (sink.not_finite, sink.lost) == (3, 0)
+
+    def test_unit_of_no_system(self, collector, sink):
+        """A unit that OpenTelemetry refuses, being longer than 63 characters, is left out, and the values arrive."""
+        window = {"start_ns": 0, "end_ns": 1, "count": 1, "total_count": 1, "total_sum": 1.0}
+        sink(of(MAIN, CounterWindow(name="load", kind="gauge", unit="x" * 64, values={"value": 7.0}, **window)))
+        assert sink.flush(5)
+        [(_, _, point)] = collector.points("load")
+        assert point.as_double == 7.0
 
     def test_delta(self, collector, monkeypatch):
         """The configured temporality is used."""

@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 import trackside
+from processes import of
 from trackside.bus import Bus
 from trackside.events import (
     ConfigError,
@@ -22,17 +23,15 @@ from trackside.events import (
     Heartbeat,
     IterationEnded,
     RunsOn,
-    SectionWindow,
     Source,
     SourceEnded,
-    StragglerReport,
     TrainingMetricsUpdated,
     TrainingWindowUpdated,
 )
 from trackside.handlers import replay
 from trackside.handlers.models import CounterBoard
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.handlers.models.scores import ScoreAggregator
+from windows import straggler_reports
 
 pytest.importorskip("prometheus_client")
 
@@ -52,12 +51,6 @@ def sink(port):
     found.close(5)
 
 
-def of(source, event, seq=0):
-    """Return *event* as if it had come from *source*."""
-    event._source, event._seq = source, seq
-    return event
-
-
 def scrape(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode()
@@ -75,32 +68,6 @@ def goodput_update(**given):
             **given,
         }
     )
-
-
-def reports(ranks, slow):
-    """Return the reports of a job of some ranks, of which some are slow."""
-    found = []
-    aggregator = ScoreAggregator(publish=found.append)
-    for rank in range(ranks):
-        own = Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}")
-        duration_ns = 2e6 if rank in slow else 1e6 + rank
-        window = SectionWindow(
-            window=0,
-            first_step=0,
-            last_step=9,
-            start_ns=1,
-            at_ns=2,
-            names=["forward"],
-            counts=[10],
-            entries=[10],
-            min_ns=[duration_ns],
-            max_ns=[duration_ns],
-            median_ns=[duration_ns],
-            mean_ns=[duration_ns],
-            std_ns=[0.0],
-        )
-        aggregator(of(own, window))
-    return [report for report in found if isinstance(report, StragglerReport)]
 
 
 class TestTexts:
@@ -153,7 +120,7 @@ class TestNumbers:
     def test_scores(self, prometheus, sink, port, eventually):
         """The scores of 64 ranks are the lowest, the 5th and the 50th percentile, and the eight worst by name."""
         source = Source(run_id="run")
-        for report in reports(64, slow={17}):
+        for report in straggler_reports(64, slow={17}):
             sink(of(source, report))
         server = prometheus(port)
         eventually(lambda: server.query("trackside_straggler_score"), what="it was scraped")
@@ -228,7 +195,7 @@ class TestDashboard:
             )
             sink(of(source, window))
 
-        for report in reports(4, slow={1}):
+        for report in straggler_reports(4, slow={1}):
             sink(of(source, report))
         feed(0)
         server = prometheus(port)
@@ -275,7 +242,7 @@ class TestSeries:
                 source = Source(rank=rank, run_id="run", world_size=ranks)
                 sink(of(source, IterationEnded(step=1, duration_ns=10**9)))
                 sink(of(source, Heartbeat(sequence=0, counts={"dropped": 0})))
-            for report in reports(ranks, slow={1}):
+            for report in straggler_reports(ranks, slow={1}):
                 sink(of(source, report))
             sizes.append(len(scrape(port).splitlines()))
         assert sizes[0] == sizes[1] < 120
@@ -288,7 +255,7 @@ class TestSeries:
             own = Source(rank=rank, run_id="run", host="h")
             sink(of(own, IterationEnded(step=1, duration_ns=10**9)))
             sink(of(own, Heartbeat(sequence=0, at_ns=5 * 10**9)))
-        for report in reports(20, slow={1}):
+        for report in straggler_reports(20, slow={1}):
             sink(of(source, report))
         sink(of(source, goodput_update(ranks={"rank": [0, 1], "goodput": [0.5, None]})))
         lines = scrape(port).splitlines()

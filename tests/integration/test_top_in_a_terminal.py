@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -120,11 +121,12 @@ class TestTop:
     def _read(terminal, is_enough, within_s=60.0):
         """Return the output until it is enough."""
         shown, deadline = "", time.monotonic() + within_s
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         while not is_enough(shown):
             assert time.monotonic() < deadline, f"never saw it in {shown[-2_000:]!r}"
             if select.select([terminal], [], [], 0.2)[0]:
                 try:
-                    shown += os.read(terminal, 1 << 16).decode(errors="replace")
+                    shown += decoder.decode(os.read(terminal, 1 << 16))
                 except OSError:  # it has gone
                     return shown
         return shown

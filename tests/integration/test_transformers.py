@@ -303,7 +303,7 @@ class TestErrors:
         ]
 
     def test_of_a_signal_handler(self, events, tmp_path):
-        """What a signal handler of the program raises in the callback comes out, and the next training is recorded."""
+        """An exception of the program's signal handler in the callback comes out, and the next training is recorded."""
         checks.interrupt(trainer_of(tmp_path / "first", TracksideCallback()).train)
         events.clear()
         trainer_of(tmp_path / "next", TracksideCallback()).train()

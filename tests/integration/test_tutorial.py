@@ -81,7 +81,7 @@ class TestTutorial:
 @pytest.mark.hang_guard(300)
 class TestQuickstart:
     def test_verdict(self, tmp_path):
-        """What is copied from the page ends in the verdict that the page shows: rank 1 is slow in forward."""
+        """The code of the page ends in the verdict that the page shows: rank 1 is slow in forward."""
         (program,) = blocks("quickstart.md", "python")
         (tmp_path / "train.py").write_text(program)
         install, *scripts = blocks("quickstart.md", "shell")

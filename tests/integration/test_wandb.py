@@ -30,6 +30,7 @@ from trackside.compat.one_logger.training_telemetry.api import callbacks
 from trackside.compat.one_logger.training_telemetry.api.config import TrainingTelemetryConfig
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import (
+    ConfigError,
     CounterWindow,
     GoodputUpdated,
     IterationEnded,
@@ -41,6 +42,7 @@ from trackside.events import (
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.usefixtures("ids_as_given"),
     # W&B forgets the process that it ends, which Python warns of.
     pytest.mark.filterwarnings("ignore:Exception ignored in. <function Popen:pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -288,6 +290,11 @@ class TestRun:
         monkeypatch.setenv("WANDB_PROJECT", "p")
         (run,) = log(IterationEnded(step=0, duration_ns=1), sink=WandbSink(project="mine", tags=["t"])).runs
         assert (run.project, list(run.tags)) == ("mine", ["t"])
+
+    def test_unknown_argument(self):
+        """An argument that `wandb.init` does not have is refused at once, with the nearest one."""
+        with pytest.raises(ConfigError, match=r"wandb.init\(\) has no such setting; did you mean project=…"):
+            WandbSink(proect="acme")
 
     def test_beside_the_users_own(self, tmp_path):
         """A run of the job's own stays the current one, and neither gets the values logged to the other."""

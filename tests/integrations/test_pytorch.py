@@ -313,9 +313,86 @@ class TestInstrument:
         assert set(window.names) == {"data_loading", "model_forward", "model_backward", "optimizer_update"}
 
 
+class TestOwnIterations:
+    """A loop that has iterations of its own."""
+
+    def test_around_each_batch(self, capture):
+        """They alone are recorded, by the script's numbers, with the parts inside, the samples and the loss."""
+        model, optimizer, batches = loop_of(batches=3)
+        losses = []
+        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0) as loop:
+            for step, batch in enumerate(batches):
+                with trackside.training_iteration(step=10 + step):
+                    losses += train(model, optimizer, [batch])
+        inside = ["model_forward", "model_backward", "optimizer_update"]
+        steps = [*(("data_loading", step) for step in (-1,)), *((name, 10) for name in [*inside, ("iteration", 2)])]
+        assert recorded(capture)[:5] == steps
+        iterations = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert [event.step for event in iterations] == [10, 11, 12]
+        assert [float(event.loss) for event in iterations] == losses
+        waits = [event for event in capture.events if getattr(event, "name", "") == "data_loading"]
+        assert {event.parent_span_id for event in (*waits, *iterations)} == {loop.id}
+
+    def test_around_the_wait(self, capture):
+        """If the script asks for the batch inside of its iteration, the wait is a part of that too."""
+        model, optimizer, batches = loop_of(batches=2)
+        with trackside.instrument(model, optimizer, batches):
+            iterator = iter(batches)
+            for step in range(2):
+                with trackside.training_iteration(step=step):
+                    train(model, optimizer, [next(iterator)])
+        parts = ["data_loading", "model_forward", "model_backward", "optimizer_update"]
+        assert recorded(capture) == [(name, step) for step in (0, 1) for name in [*parts, ("iteration", 2)]]
+
+    def test_the_script_sets_more(self, capture):
+        """Values that the script sets stay as they are, before the backward pass or after it."""
+        model, optimizer, batches = loop_of(batches=1)
+        with trackside.instrument(model, optimizer, batches):
+            for batch in batches:
+                with trackside.training_iteration(samples=7) as iteration:
+                    train(model, optimizer, [batch])
+                    iteration.set(loss=0.5)
+        (iteration,) = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert (iteration.samples, iteration.loss) == (7, 0.5)
+
+    def test_one_for_each_accumulated_batch(self, capture):
+        """Iterations without an update have the samples and the loss of their own batches."""
+        model, optimizer, batches = loop_of(batches=4)
+        losses = []
+        with trackside.instrument(model, optimizer, batches):
+            for number, (inputs, targets) in enumerate(batches):
+                with trackside.training_iteration():
+                    loss = (model(inputs) - targets).square().mean()
+                    loss.backward()
+                    losses.append(loss.item())
+                    if number % 2:
+                        optimizer.step()
+        iterations = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert [(event.samples, float(event.loss)) for event in iterations] == [(2, loss) for loss in losses]
+
+    def test_of_several_batches(self, capture):
+        """An iteration around two batches has the samples of both, and the mean of their losses."""
+        model, optimizer, batches = loop_of(batches=2)
+        with trackside.instrument(model, optimizer, batches), trackside.training_iteration():
+            losses = train(model, optimizer, batches, accumulate=2)
+        (iteration,) = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert (iteration.samples, float(iteration.loss)) == (4, pytest.approx(sum(losses) / 2))
+
+    def test_in_one_loop_of_two(self, capture):
+        """A loop without any that follows one with its own counts its steps."""
+        model, optimizer, batches = loop_of(batches=3)
+        with trackside.instrument(model, optimizer, batches):
+            for batch in batches:
+                with trackside.training_iteration():
+                    train(model, optimizer, [batch])
+            train(model, optimizer, batches)
+        # The first step of the second loop shows that it has none.
+        assert sum(isinstance(event, IterationEnded) for event in capture.events) == 3 + 2
+
+
 class TestClose:
     def test_torch(self):
-        """When the last loop is closed, torch is restored."""
+        """After the last loop was closed, torch is restored."""
         before = torch.autograd.backward, torch.amp.GradScaler.scale
         model, optimizer, batches = loop_of()
         trackside.instrument(model, optimizer, batches).close()

@@ -104,7 +104,7 @@ class TestSource:
             self.fields(world_size=lambda: {}["WORLD_SIZE"])
 
     def test_interrupted_function(self):
-        """What a signal handler of the program raises while a function is called comes out as it is."""
+        """An exception of the program's signal handler while a function is called comes out as it is."""
         with interrupting_once() as interrupt, pytest.raises(Interruption):
             self.fields(world_size=interrupt)
 

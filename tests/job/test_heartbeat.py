@@ -75,7 +75,7 @@ class TestAnchor:
 
     @pytest.mark.parametrize("jump_s", [-3600, 3600, 0.002])
     def test_wall_clock_set(self, heartbeats, captured, clocks, jump_s):
-        """When the wall clock is set, the offset is the size of the jump; the times of events go on as before."""
+        """After the wall clock was set, the offset is the size of the jump; the times of events go on as before."""
         heartbeats.anchor()
         clocks.pass_s(10)
         clocks.wall_ns += round(jump_s * SECOND)
@@ -206,7 +206,7 @@ class TestThread:
         assert seen.count(ClockAnchored) == 1
 
     def test_last_word(self, bus, captured):
-        """When it is stopped, the thread sends one more heartbeat, with the last counts, and none after that."""
+        """Once stopped, the thread sends one more heartbeat, with the last counts, and none after that."""
         heartbeats = HeartbeatThread(bus, interval_s=1000)
         heartbeats.start()
         heartbeats.stop(DEADLINE_S)

@@ -263,7 +263,7 @@ class TestAnnounce:
 
     def test_another_id(self, tmp_path):
         """
-        When the process goes on under another id, the environment names it; after the withdrawal it is not set again.
+        If the process goes on under another id, the environment names it; after the withdrawal it is not set again.
         """
         set_process_source(self.SOURCE)
         announce(tmp_path, self.SOURCE)

@@ -34,7 +34,8 @@ from trackside.events import (
 )
 from trackside.handlers import Capture, replay
 from trackside.handlers.export import BatchExporter
-from trackside.job import start
+from trackside.handlers.models.counters import CounterBoard
+from trackside.job import Remote, start
 from trackside.job._inherit import VARIABLE
 
 DEADLINE_S = 30.0
@@ -115,6 +116,14 @@ class TestStart:
         assert type(events[0]) is SourceStarted
         assert type(events[-1]) is SourceEnded
         assert events[-1].reason == "closed"
+
+    def test_interrupted_before_a_model(self, run, bus, monkeypatch):
+        """Of a start that is interrupted between two models kept for viewers, no handler stays subscribed."""
+        with interrupting_once() as interrupt:
+            monkeypatch.setattr(CounterBoard, "__init__", lambda *_: interrupt())
+            with pytest.raises(Interruption):
+                run(remote=Remote(publish=True))
+        assert bus.is_idle
 
     def test_interrupted(self, run, bus, monkeypatch):
         """A start that an exception of the program's signal handler interrupts at its end leaves nothing behind."""
@@ -508,7 +517,7 @@ class TestClose:
         assert len(recorded(job, SourceEnded)) == 1
 
     def test_interrupted(self, run, bus):
-        """What an exception of the program's signal handler interrupts, a second close() does: nothing is lost."""
+        """A second close() does the rest of one that the program's signal handler interrupted: nothing is lost."""
 
         class Interrupted:
             """A frame sink that keeps nothing."""

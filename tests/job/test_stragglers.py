@@ -12,13 +12,15 @@ import pytest
 
 import trackside
 from trackside.bus import Bus
-from trackside.events import ConfigError, SectionWindow, Source, StragglerReport, set_process_source
+from trackside.events import ConfigError, Source, StragglerReport, set_process_source
 from trackside.handlers import Capture, EventLog, replay
 from trackside.handlers.models.scores import Thresholds
 from trackside.instruments import configure_sections, section, training_iteration
 from trackside.instruments import section_windows as sections_module
 from trackside.job import JobConfig, StragglerWatch, start
 from trackside.job import _stragglers as module
+from trackside.testing import recorded
+from windows import section_window
 
 SECOND = 1_000_000_000
 DEADLINE_S = 30.0
@@ -31,21 +33,9 @@ FORBIDDEN = """
 """.split()
 
 
-def make_window(number, ms, *, at_ns=None):
+def make_window(number, ms, **fields):
     """Return a rank's window of two sections: data, and one that takes *ms*."""
-    times = [2e6, ms * 1e6]
-    return SectionWindow(
-        at_ns=at_ns or (number + 1) * SECOND,
-        window=number,
-        first_step=number * 10,
-        last_step=number * 10 + 9,
-        start_ns=number * SECOND,
-        names=["data", "forward"],
-        counts=[10, 10],
-        entries=[10, 10],
-        **dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), times),
-        std_ns=[0.0, 0.0],
-    )
+    return section_window({"data": 2e6, "forward": ms * 1e6}, window=number, **fields)
 
 
 def make_config(**given):
@@ -55,11 +45,10 @@ def make_config(**given):
 def feed(watch, number, *durations_ms, attempt=0):
     """Give *watch* the windows of as many ranks."""
     for rank, ms in enumerate(durations_ms):
-        event = make_window(number, ms)
-        event._source = Source(
+        source = Source(
             id=f"{attempt}-{rank}", rank=rank, world_size=len(durations_ms), attempt=attempt, host=f"node{rank}"
         )
-        watch(event)
+        watch(recorded(make_window(number, ms), source=source))
 
 
 @pytest.fixture
@@ -99,7 +88,7 @@ class TestReports:
         """The interval may be changed at any time."""
         watch = given(report_every_steps=100)
         feed(watch, 0, 10, 10, 10)
-        watch.report_if_due()
+        assert watch.report_if_due() is None
         watch.configure(report_every_steps=2)
         assert watch.report_if_due() is not None
 

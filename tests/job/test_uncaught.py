@@ -55,6 +55,15 @@ class TestProgram:
         assert reasons(events) == ["SystemExit"]
         assert done.returncode == 3
 
+    @pytest.mark.parametrize(
+        ("before", "call"), [("", "exit"), ("", "quit"), ("from sys import exit as leave", "leave")]
+    )
+    def test_exit_otherwise(self, tmp_path, before, call):
+        """So it is by whichever name the program's main module calls it, imported before the start, too."""
+        done, events = run(tmp_path, f"{before}\ntrackside.start(sys.argv[1], report=False)\n{call}(3)")
+        assert raised(events) == [("SystemExit", "3", "")]
+        assert done.returncode == 3
+
     def test_exit_with_success(self, tmp_path):
         """A program that leaves the block of start() by sys.exit(0) has a good end."""
         _, events = run(tmp_path, BLOCK + "sys.exit(0)")
@@ -116,12 +125,13 @@ with trackside.start(sys.argv[1], report=False):
         assert raised(events) == [("ValueError", "bad", "")]
 
     def test_hooks_afterwards(self, tmp_path):
-        """When telemetry is turned off, the hooks are restored."""
+        """Turning telemetry off restores the hooks."""
         program = """
 import cattrs  # on Python 3.10 its dependency exceptiongroup has a hook of its own
-before = sys.excepthook, threading.excepthook, sys.exit
+from sys import exit as leave
+before = sys.excepthook, threading.excepthook, sys.exit, exit, quit, leave
 trackside.start(sys.argv[1], report=False).close()
-print(before == (sys.excepthook, threading.excepthook, sys.exit))
+print(before == (sys.excepthook, threading.excepthook, sys.exit, exit, quit, leave))
 """
         done, _ = run(tmp_path, program)
         assert done.stdout == "True\n"

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import random
-import statistics
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 
 from framing import write_log
+from processes import Process
 from trackside.events import (
     ClockAnchored,
     CounterWindow,
     Event,
     Heartbeat,
     IterationEnded,
-    ProfileSpanEnded,
-    SectionWindow,
     Source,
     SourceEnded,
     SourceStarted,
-    SpanEnded,
-    SpanStarted,
 )
+from windows import section_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -153,76 +150,46 @@ class MadeUpJob:
                 log.spent("validation_loop", round(self.validation_s * S), step)
 
 
-class Rank:
-    """The events of one process, in order."""
+class Rank(Process):
+    """The events of one rank."""
 
     def __init__(self, source: Source, at_ns: int) -> None:
-        self.source, self.at_ns = source, at_ns
-        self.events: list[Event] = [SourceStarted(identity=source.to_wire(), at_ns=at_ns, step=-1)]
-        self.spans = 1
+        super().__init__(source, at_ns=at_ns)
+        self.add(SourceStarted, identity=source.to_wire())
         self.window: dict[str, list[float]] = {}
-
-    def _add(self, cls: type[Event], **fields: Any) -> None:
-        self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
 
     def began(self, imports_ns: int, setup_ns: int, attempt: int, first_step: int) -> None:
         """Begin: the process starts up."""
-        self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
+        self.read_clock()
         self.at_ns += imports_ns
         self.spent("model_initialization", setup_ns, -1)
         if attempt:
             self.spent("checkpoint_load", setup_ns // 2, -1, current_iteration=first_step - 1)
 
+    def read_clock(self) -> None:
+        """Read the clocks."""
+        self.add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
+
     def spent(self, name: str, length_ns: int, step: int, **attributes: Any) -> None:
         """Spend time in a span."""
-        self.spans += 1
-        given: dict[str, Any] = {"span_id": self.spans, "parent_span_id": 0, "name": name, "attributes": attributes}
-        self._add(SpanStarted, step=step, **given)
-        self.at_ns += length_ns
-        self._add(SpanEnded, step=step, duration_ns=length_ns, **given)
+        self.spend_long(name, length_ns, step=step, attributes=attributes)
 
     def step(self, step: int, parts: dict[str, int]) -> None:
         """Make one step."""
-        self.spans += 1
-        iteration, began_ns = self.spans, self.at_ns
+        iteration, began_ns = next(self.ids), self.at_ns
         for name, length_ns in parts.items():
-            self.at_ns += length_ns
             self.window.setdefault(name, []).append(float(length_ns))
-            if name != "all_reduce":
-                self.spans += 1
-                given = {"span_id": self.spans, "parent_span_id": iteration, "name": name, "duration_ns": length_ns}
-                self._add(ProfileSpanEnded, step=step, **given)
-        self._add(
-            IterationEnded,
-            step=step,
-            span_id=iteration,
-            duration_ns=self.at_ns - began_ns,
-            samples=32,
-            loss=2.0 / (step + 1),
-        )
+            if name == "all_reduce":
+                self.at_ns += length_ns
+            else:
+                self.spend(name, length_ns, parent=iteration, step=step)
+        duration_ns, loss = self.at_ns - began_ns, 2.0 / (step + 1)
+        self.add(IterationEnded, step=step, span_id=iteration, duration_ns=duration_ns, samples=32, loss=loss)
         if (step + 1) % WINDOW_STEPS == 0:
-            self._close_window(step)
-
-    def _close_window(self, step: int) -> None:
-        values = list(self.window.values())
-        self._add(
-            SectionWindow,
-            step=step,
-            window=step // WINDOW_STEPS,
-            first_step=step - WINDOW_STEPS + 1,
-            last_step=step,
-            start_ns=self.at_ns - round(sum(map(sum, values))),
-            names=list(self.window),
-            counts=[len(own) for own in values],
-            entries=[len(own) for own in values],
-            min_ns=[min(own) for own in values],
-            max_ns=[max(own) for own in values],
-            median_ns=[statistics.median(own) for own in values],
-            mean_ns=[statistics.fmean(own) for own in values],
-            std_ns=[statistics.pstdev(own) for own in values],
-            waits=["all_reduce"],
-        )
-        self.window = {}
+            start_ns = self.at_ns - round(sum(map(sum, self.window.values())))
+            place = {"window": step // WINDOW_STEPS, "steps": WINDOW_STEPS, "start_ns": start_ns, "at_ns": self.at_ns}
+            self.put(section_window(self.window, waits=["all_reduce"], **place))
+            self.window = {}
 
     def counted(self, step: int, value: float) -> None:
         """Record the memory."""
@@ -232,31 +199,25 @@ class Rank:
             "count": 1,
             "values": {"mean": value, "max": value},
         }
-        self._add(
+        self.add(
             CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **reported
         )
 
     def hang(self, length_ns: int, step: int) -> None:
         """Hang in a span, still alive and reading the clock."""
-        self.spans += 1
-        given = {
-            "span_id": self.spans,
-            "parent_span_id": 0,
-            "name": "save_to_bucket" if self.source.rank == 2 else "waiting",
-        }
-        self._add(SpanStarted, step=step, **given)
+        self.start_span("save_to_bucket" if self.source.rank == 2 else "waiting", step=step)
         self.at_ns += length_ns
-        self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
-        self._add(Heartbeat, sequence=0)
+        self.read_clock()
+        self.add(Heartbeat, sequence=0)
 
     def waited(self, length_ns: int) -> None:
         """Wait, alive."""
         self.at_ns += length_ns
-        self._add(Heartbeat, sequence=0)
+        self.add(Heartbeat, sequence=0)
 
     def ended(self) -> None:
         """End well."""
-        self._add(SourceEnded, reason="closed")
+        self.add(SourceEnded, reason="closed")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from trackside.report._gather import Bins
@@ -55,6 +56,16 @@ class TestBins:
         bins.add(0, -7.0, 4)
         ((_, one),) = bins.points()
         assert (one.low, one.high, one.high_step) == (-7.0, -5.0, 3)
+
+    def test_width_of_coarse(self):
+        """Of 100 values 2 ms apart each of ten points stands for a tenth of 200 ms; each of a hundred, for 1 ms."""
+        bins = Bins()
+        for at in range(100):
+            bins.add(at << 21, at)
+        points = bins.coarse(10)
+        assert abs(bins.width_of(10) / (10 << 21) - 1) < 0.02
+        assert {after[0] - before[0] for before, after in itertools.pairwise(points)} == {bins.width_of(10)}
+        assert bins.width_of(100) == 1 << 20
 
     def test_coarse_leaves_them(self):
         """Asking for fewer points changes nothing in the series."""

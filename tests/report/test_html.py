@@ -14,11 +14,12 @@ ODD = [-1.7e308, -5.0, -1e-300, -5e-324, 0.0, 5e-324, 2.2e-310, 1e-300, 0.3, 5.0
 
 
 class TestAxis:
+    @pytest.mark.parametrize("has_zero", [True, False])
     @pytest.mark.parametrize(("low", "high"), list(itertools.combinations_with_replacement(ODD, 2)))
-    def test_figures_of_any_size(self, low, high):
+    def test_figures_of_any_size(self, low, high, has_zero):
         """Any finite float has a place on the axis, denormals and the largest too, and there are a few ticks."""
         for usual in (low, high):
-            axis = Axis(low, high, usual)
+            axis = Axis(low, high, usual, has_zero=has_zero)
             ticks = axis.ticks()
 
             assert len(ticks) <= 24
@@ -31,6 +32,11 @@ class TestAxis:
 
         assert axis.ticks() == [0.0, 5.0, 10.0]
         assert axis.place(0.0) == HEIGHT
+
+    @pytest.mark.parametrize(("low", "ticks"), [(2.0, [2.0, 2.1, 2.2]), (1.0, [0.0, 1.0, 2.0])])
+    def test_without_zero(self, low, ticks):
+        """An axis need not begin at zero where the figures differ by less than half of the highest."""
+        assert Axis(low, 2.2, 2.1, has_zero=False).ticks() == pytest.approx(ticks)
 
     def test_logarithmic(self):
         """An axis with one figure far above the usual is logarithmic."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
 
-from trackside.report._lateness import ALLOWANCE, aligned_scores, dependence, find_late, student
+from trackside.report._lateness import ALLOWANCE, aligned_scores, dependence, find_late, late_in_turn, student
 
 pytestmark = pytest.mark.once
 
@@ -85,7 +86,7 @@ class TestFindLate:
         ]
         assert found == [{1}] * 5
 
-    @pytest.mark.parametrize("ranks", [2, 8, 64])
+    @pytest.mark.parametrize("ranks", [2, 3, 5, 8, 64])
     def test_healthy(self, ranks, request):
         """
         Of 200 jobs with heavy noise of single ranks, a tenth of them unless --full, none has a rank named.
@@ -109,6 +110,12 @@ class TestFindLate:
             if found:
                 named[seed] = job, found
         assert named == {}
+
+    @pytest.mark.parametrize("ranks", [2, 8])
+    def test_not_in_turn(self, ranks):
+        """Noise of single ranks, and stalls of up to 20 steps, are no ranks that are late in turn."""
+        jobs = [simulate(seed, ranks=ranks, steps=120, noise=0.5, stalls=0.1, lasts=0.5) for seed in range(20)]
+        assert [late_in_turn(rows, [1.0] * 120, STEP_MS * MS)[0] for rows in jobs] == [{}] * 20
 
     @pytest.mark.parametrize(
         ("ranks", "steps", "late", "noise", "stalls"),
@@ -172,11 +179,54 @@ class TestFindLate:
             named += [(rank, one.first, one.last) for rank, one in late_in(rows).items()]
         assert named == [(1, 60, 119)] * 10
 
+    def test_one_after_the_other(self):
+        """Of three ranks two are named that are late one after the other, each with its steps."""
+        rows = simulate(1, ranks=3, steps=200, noise=0.05, stalls=0.0)
+        for step in range(200):
+            rows[1 + (step >= 100)][step] += 40 * MS
+        found = late_in(rows)
+        assert {at: (one.first, one.last) for at, one in found.items()} == {1: (0, 99), 2: (100, 199)}
+
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_grossly_late(self, ranks):
+        """A rank that is late by most of a step in every second stretch of 30 steps is named with these steps."""
+        rows = simulate(2, ranks=ranks, steps=200, noise=0.05, stalls=0.0)
+        for step in range(200):
+            rows[1][step] += 40 * MS * (step // 30 % 2)
+        ((at, found),) = late_in(rows).items()
+        assert (at, found.first, found.last) == (1, 30, pytest.approx(179, abs=2))
+
+    def test_late_in_turn(self):
+        """Of two ranks that are late in turn by 40 ms neither is the late one: both are given, with what that costs."""
+        rows = simulate(3, ranks=2, steps=240, noise=0.05, stalls=0.0)
+        for step in range(240):
+            rows[step // 30 % 2][step] += 40 * MS
+        shares, cost_ns = late_in_turn(rows, [1.0] * 240, STEP_MS * MS)
+        assert late_in(rows) == {}
+        assert (shares, cost_ns) == (
+            {0: pytest.approx(0.5, abs=0.05), 1: pytest.approx(0.5, abs=0.05)},
+            pytest.approx(40 * MS, rel=0.05),
+        )
+
     def test_two(self):
         """Two of eight ranks that are late are both named."""
         rows = simulate(1, ranks=8, steps=120, late=0.3)
         rows[5] = [took + 0.2 * STEP_MS * MS for took in rows[5]]
         assert set(late_in(rows)) == {1, 5}
+
+    @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
+    def test_all_of_them_or_none(self, ranks):
+        """Equally slow ranks are named, all of them, if they are at most half, rounded up; never others, or some."""
+        wrong = {}
+        for slow in itertools.chain.from_iterable(itertools.combinations(range(ranks), n) for n in range(ranks + 1)):
+            rows = simulate(len(slow), ranks=ranks, steps=60, noise=0.03, stalls=0.0)
+            rows = [[took + 0.4 * STEP_MS * MS * (at in slow) for took in row] for at, row in enumerate(rows)]
+            named = late_in(rows)
+            expected = set(slow) if 2 * len(slow) <= ranks + 1 else set()
+            levels_ms = {round(one.level_ns / MS) for one in named.values()}
+            if set(named) != expected or not levels_ms <= {19, 20, 21}:
+                wrong[slow] = named
+        assert wrong == {}
 
     def test_floor(self):
         """Two ranks that differ by a twentieth of a step, however surely, are as fast as each other."""

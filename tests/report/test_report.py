@@ -15,6 +15,7 @@ from trackside.events import (
     ConfigError,
     ConfigLogged,
     CounterWindow,
+    ExceptionRaised,
     IterationEnded,
     MetricsLogged,
     Source,
@@ -233,6 +234,15 @@ class TestPage:
         assert ["why", "c"] in [row[:2] for row in cells]
         assert ["model.layers", "12"] in cells
 
+    def test_exception_of_no_step(self, tmp_path, write_events):
+        """An exception that no step is known of is shown without one, in the text and in the page; -1 is no step."""
+        raised = ExceptionRaised(type="KeyError", message="17", span_name="", step=-1, at_ns=START_NS + S, span_id=0)
+        write_events(tmp_path, Source(id="0001", run_id="run"), [raised])
+        report = read_report(tmp_path)
+        lines = ["".join(text for text, _ in line) for line in report_lines(report, 100)]
+        assert "  rank 0: KeyError: 17" in lines
+        assert "-1" not in report_page(report).partition("<h3>Errors</h3>")[2].partition("</table>")[0]
+
     def test_unwritten_of_an_earlier_attempt(self, made_up):
         """Lost events of killed ranks are reported, however many attempts came after: steps of 110 ms."""
         report = read_report(made_up(killed_at=(201,), noise=0, stumbles=0))
@@ -262,7 +272,7 @@ class TestPage:
         assert "bytes damaged" not in page
 
     def test_perhaps_lost(self, made_up):
-        """Where a killed rank may have had more to write, the tile counts the losses that are known."""
+        """If a killed rank may have had more to write, the tile counts the losses that are known."""
         page = report_page(read_report(made_up(killed_at=(130,), noise=0, stumbles=0)))
         assert "<b>0</b><span>events known lost</span>" in page
 
@@ -314,6 +324,15 @@ class TestText:
         )  # fmt: skip
         places = [text.index(title) for title in titles]
         assert places == sorted(places)
+
+    @pytest.mark.parametrize(("reason", "outcome"), [("closed", "ended"), ("ValueError", "failed")])
+    def test_outcome(self, printed, tmp_path, write_events, reason, outcome):
+        """A job that an exception ended has failed; another one has ended."""
+        events = [IterationEnded(at_ns=S, duration_ns=90_000, step=0), SourceEnded(at_ns=2 * S, reason=reason)]
+        write_events(tmp_path, Source(id="s", run_id="run"), events)
+        report = read_report(tmp_path)
+        assert report.outcome == outcome
+        assert f"1 attempt, {outcome}\n" in printed(report)
 
     def test_least_loss(self, printed, tmp_path, write_events):
         """Of losses 2, 1, 2/3 … 0.02 the least is 0.02, however few stretches are drawn."""

@@ -15,7 +15,7 @@ from trackside.report._gather import Trace, Watched
 from trackside.report._report import ErrorRow, Finding, NotFinite, Ruling, Slowdown, StallRow, StepQuantiles
 from trackside.report._statistics import Difference
 from trackside.report._verdict_rules import RULES, explained, judge
-from trackside.report._whatif import LateRank, Pause
+from trackside.report._whatif import LateRank, Pause, gap
 
 pytestmark = pytest.mark.once
 
@@ -49,7 +49,7 @@ def restarted(report, cost_s):
 
 def paused(report, cost_s):
     """Return *report* with regular pauses."""
-    pause = Pause(rank=0, every_steps=10, count=9, length_ns=1e8, where="", cost_s=cost_s, first_step=9)
+    pause = Pause(rank=0, every_steps=10, steps=(9, 19, 29), length_ns=1e8, where="", cost_s=cost_s)
     return attrs.evolve(report, pauses=pause)
 
 
@@ -110,12 +110,22 @@ class TestThresholds:
 
     @pytest.mark.parametrize("rule", ["startup", "shutdown"])
     def test_once(self, rule, healthy):
-        """What is spent once must take the seconds that the page states, too, however short the job is."""
+        """Time that is spent once must take the seconds that the page states, too, however short the job is."""
         least_s = int(re.search(r"and (\d+) s", ROWS[rule])[1])
         short = attrs.evolve(healthy, goodput=attrs.evolve(healthy.goodput, elapsed_s=4.0))
         assert RULES[rule](BY_COST[rule][0](short, least_s + 0.1))[0]
         found, because = RULES[rule](BY_COST[rule][0](short, least_s - 0.1))
         assert (found, f"of at least {least_s} s" in because) == ([], True)
+
+    @pytest.mark.parametrize(
+        ("where", "is_said"), [(gap("optimizer_update", "data_loading"), True), ("forward", False)]
+    )
+    def test_pause_without_a_span(self, where, is_said, healthy):
+        """Pauses between the parts may be saves or evaluations without a span: this is said, but not of a part."""
+        report = paused(healthy, healthy.goodput.elapsed_s / 2)
+        report = attrs.evolve(report, pauses=attrs.evolve(report.pauses, where=where))
+        ((finding,), _) = RULES["pauses"](report)
+        assert ("saved or evaluated without a span" in finding.look) == is_said
 
     @pytest.mark.parametrize("is_measured", [True, False])
     def test_waiting(self, is_measured, healthy):
@@ -203,7 +213,7 @@ class TestFailures:
         assert [one.rank for one in RULES["died"](report)[0]] == [named]
 
     def test_first_is_not_known(self, healthy):
-        """Where it cannot be seen which of the ranks died first, it says so, and the step that one of them reached."""
+        """If it cannot be seen which of the ranks died first, it says so, and the step that one of them reached."""
         report = alive(healthy, 10.0, 10.0, state="died", stepped_s=9.9)
         rows = (report.ranks[0], attrs.evolve(report.ranks[1], last_step=11))
         (found,) = RULES["died"](attrs.evolve(report, ranks=rows))[0]
@@ -295,7 +305,7 @@ class TestRegression:
         """Steps are a regression from 1 % on, if the bounds of chance hold no zero; what is faster never is."""
         baseline = Difference(before=1e8, after=1e8 * (1 + change), change=change, low=low, high=high)
         findings = RULES["regression"](attrs.evolve(healthy, baseline=baseline))[0]
-        # What it cost is the excess: of steps that are 5 % longer 5/105.
+        # The cost is the excess: of steps that are 5 % longer 5/105.
         cost_s = healthy.goodput.productive_s * change / (1 + change)
         assert [one.cost_s for one in findings] == [pytest.approx(cost_s)] * found
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import math
 from types import SimpleNamespace
 
 import attrs
 import pytest
 
+from processes import Process, numbered
 from trackside.cli._main import _SIMILAR
 from trackside.events import (
     EventsDropped,
+    ExceptionRaised,
     Heartbeat,
     IterationEnded,
     MetricsLogged,
@@ -22,7 +26,9 @@ from trackside.events import (
     StallDetected,
 )
 from trackside.handlers import replay
-from trackside.report import Top, _report, _top, top_line
+from trackside.report import Top, _gather, _report, _top, read_report, top_line
+from trackside.report._whatif import late_words
+from trackside.testing import recorded
 
 pytestmark = pytest.mark.once
 
@@ -43,16 +49,20 @@ def watched(made_up):
     return run
 
 
+def rank_of(rank, ranks=2, run_id="run"):
+    """Return the source of one of some ranks."""
+    return Source(id=f"s{rank}", run_id=run_id, rank=rank, world_size=ranks)
+
+
 @pytest.fixture
 def make_event():
     """Give a function that returns an event of one rank, numbered in the order in which they are made."""
-    source, made = Source(id="s", run_id="run"), []
+    source, made = Source(id="s", run_id="run"), itertools.count()
 
     def make(kind, at_ns=None, **fields):
-        event = kind(**{"at_ns": S * (len(made) + 1) if at_ns is None else at_ns, "span_id": 0} | fields)
-        event._source, event._seq = source, len(made)
-        made.append(event)
-        return event
+        seq = next(made)
+        event = kind(**{"at_ns": S * (seq + 1) if at_ns is None else at_ns, "span_id": 0} | fields)
+        return recorded(event, source=source, seq=seq)
 
     return make
 
@@ -91,6 +101,36 @@ class TestView:
             top.drive(make_event(IterationEnded, step=step, duration_ns=1_000_000, loss=loss))
         assert top.view(5 * S).losses == (3.0, 2.0)
 
+    def test_curves(self, make_event):
+        """The curves are over all steps that were seen, of one run: here the second one's two."""
+        top = Top()
+        top.drive(make_event(IterationEnded, step=7, duration_ns=1_000_000, loss=9.0))
+        for step, loss in enumerate((3.0, math.nan)):
+            later = make_event(IterationEnded, (40 + step) * S, step=step, duration_ns=2_000_000, loss=loss)
+            top.drive(recorded(later, source=Source(id="t", run_id="later"), seq=later.seq))
+        view = top.view(50 * S)
+        assert view.loss_curve == _top.Curve(first_step=0, last_step=0, values=(3.0,))
+        assert view.step_curve == _top.Curve(first_step=0, last_step=1, values=(2_000_000, 1_000_000_000))
+
+    def test_happened(self, make_event):
+        """Exceptions and finished validations are listed, the latest first."""
+        top = Top()
+        top.drive(make_event(SpanEnded, name="validation_loop", duration_ns=20_000_000))
+        top.drive(make_event(SpanEnded, name="model_forward", duration_ns=20_000_000))
+        top.drive(make_event(ExceptionRaised, step=3, type="ValueError", message="bad batch"))
+        assert [one.text for one in top.view(9 * S).happened] == [
+            "step 3: ValueError: bad batch",
+            "validation_loop, 20 ms",
+        ]
+
+    def test_many_runs(self, make_event):
+        """The history of the latest four runs is kept, however many there are."""
+        top = Top()
+        for number in range(9):
+            ended = make_event(IterationEnded, step=0, duration_ns=1_000_000)
+            top.drive(recorded(ended, source=Source(id=f"s{number}", run_id=f"run-{number}"), seq=number))
+        assert list(top._histories) == ["run-5", "run-6", "run-7", "run-8"]
+
     def test_ended(self, watched):
         """A job that ended has ended."""
         assert watched().has_ended
@@ -101,11 +141,9 @@ class TestView:
         top = Top()
         assert not top.is_over(S)
         for rank in (0, 1):
-            source = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2)
             events = [IterationEnded(step=0, at_ns=S, span_id=1, duration_ns=1)]
             events += [SourceEnded(at_ns=S, span_id=0, reason="closed")] if rank in ended else []
-            for seq, event in enumerate(events):
-                event._source, event._seq = source, seq
+            for event in numbered(events, rank_of(rank)):
                 top.drive(event)
         assert top.is_over(S) is is_over
 
@@ -114,17 +152,59 @@ class TestView:
         view = watched(factor=lambda rank, step, part: 2.0 if (rank, part) == (2, "model_forward") else 1.0)
         assert (view.worst[0].rank, "slow in model_forward" in view.worst[0].why) == (2, True)
 
+    def test_late_in_turn(self, watched):
+        """Ranks that are slow in turn, each for thirty steps of sixty, are all named."""
+        view = watched(
+            ranks=2, factor=lambda rank, step, part: 8.0 if (step // 30 % 2, part) == (rank, "model_forward") else 1.0
+        )
+        assert [(one.rank, one.why.partition(":")[0]) for one in view.worst] == [
+            (0, "late in turn with others"),
+            (1, "late in turn with others"),
+        ]
+
+    def test_slow_since_before_a_restart(self, made_up):
+        """A rank that is late since before a restart is late since the step of which the report speaks, too."""
+        logs = made_up(killed_at=(230,), factor=lambda rank, step, part: 1.0 + (rank == 2 and step >= 150))
+        top = Top()
+        for event in replay(logs):
+            top.drive(event)
+        view = top.view(0)
+        (late,) = read_report(logs).late
+        assert (late.rank, late.since_step) == (2, 150)
+        assert [(one.rank, one.why) for one in view.worst] == [(2, late_words(late))]
+
+    def test_long_job(self, make_event):
+        """Of a job of two ranks as many steps are compared as the report compares, 4,096; of 1,024 ranks 128."""
+        blocks = [_top._Process.of(Source(id="s", world_size=ranks)).record.tiles.most for ranks in (2, 1_024)]
+        assert blocks == [_gather.Gatherer(2)._most_blocks, 128] == [4_096, 128]
+
+    def test_run_without_a_name(self):
+        """Ranks whose launcher named no run are one job, as in the report: each gave itself another id."""
+        top = Top()
+        for rank in (0, 1):
+            event = IterationEnded(step=rank, at_ns=S, span_id=1, duration_ns=1)
+            top.drive(recorded(event, source=rank_of(rank, run_id=f"run-{rank:012x}")))
+        assert [(row.rank, row.step) for row in top.view(S).rows] == [(0, 0), (1, 1)]
+
+    def test_goodput_without_a_name(self):
+        """Goodput is that of all ranks of such a job: from the start of the first one to the end of the last one."""
+        top = Top()
+        for rank, ended_s in ((0, 2), (1, 5)):
+            source = Source(id=f"s{rank}", run_id=f"run-{rank:012x}", rank=rank, world_size=2)
+            event = IterationEnded(step=0, at_ns=ended_s * S, span_id=1, duration_ns=(2 * rank + 1) * S)
+            event._source, event._seq = source, 0
+            top.drive(event)
+        assert top.view(5 * S).elapsed_s == 4  # rank 0 began at 1 s, rank 1 at 2 s
+
     @pytest.mark.parametrize(("age_s", "named"), [(1, []), (30, [(1, "157 steps behind")])])
     def test_apart(self, age_s, named):
         """A rank that others do not wait for may be behind without being named; one that also stands still is named."""
         top = Top()
         for rank, steps in ((0, 197), (1, 40)):
-            source = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2)
             for step in range(steps):
                 at_s = 100 + step / steps if rank == 0 else 101 - age_s - (steps - 1 - step) / steps
                 event = IterationEnded(step=step, at_ns=round(at_s * S), span_id=step + 1, duration_ns=S // 500)
-                event._source, event._seq = source, step
-                top.drive(event)
+                top.drive(recorded(event, source=rank_of(rank), seq=step))
         assert [(one.rank, one.why) for one in top.view(101 * S).worst] == named
 
     def test_open(self, watched):
@@ -157,6 +237,24 @@ class TestView:
         (worst,) = top.view(102 * S).worst
         assert worst.why == "ended by KeyboardInterrupt, at step 7, in next_batch (train.py:42)"
 
+    @pytest.mark.parametrize(
+        ("reason", "named"),
+        [("RuntimeError", [(1, "ended after a stall, since step 7, in load (train.py:42)")]), ("closed", [])],
+    )
+    def test_stalled_and_ended_well(self, reason, named):
+        """A rank that ended well after a stall is named where another one did not, and nobody where all ended well."""
+        top = Top()
+        stall = {"stalled_s": 60.0, "usual_s": 0.1, "stacks": {"MainThread": "/job/train.py:42 in load"}}
+        events = [(1, StallDetected(step=7, at_ns=100 * S, span_id=0, **stall))]
+        events += [
+            (rank, SourceEnded(reason=own, at_ns=101 * S, span_id=0, step=-1))
+            for rank, own in ((0, reason), (1, "closed"))
+        ]
+        for seq, (rank, event) in enumerate(events):
+            top.drive(recorded(event, source=rank_of(rank), seq=seq))
+        found = [(one.rank, one.why) for one in top.view(101 * S).worst]
+        assert [one for one in found if one[0] == 1] == named
+
     def test_waits_for_the_stalled(self):
         """Of ranks that stopped in one step the one that waits for the others says so, and comes after them."""
         top = Top()
@@ -164,8 +262,7 @@ class TestView:
             stall = StallDetected(
                 step=7, at_ns=100 * S, span_id=0, stalled_s=60.0, usual_s=0.1, stacks={"MainThread": place}
             )
-            stall._source, stall._seq = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2), 1
-            top.drive(stall)
+            top.drive(recorded(stall, source=rank_of(rank)))
         assert [(one.rank, one.why.partition(",")[0]) for one in top.view(101 * S).worst] == [
             (1, "stalled for 1.02 min"),
             (0, "waits for others"),
@@ -175,13 +272,8 @@ class TestView:
         """Of ranks that exceptions ended in one step the first comes first: what the others raise follows from it."""
         top = Top()
         for rank, (reason, at_s) in enumerate((("RuntimeError", 103), ("OutOfMemoryError", 101))):
-            for seq, event in enumerate(
-                (
-                    IterationEnded(step=7, at_ns=100 * S, span_id=1, duration_ns=S),
-                    SourceEnded(reason=reason, at_ns=at_s * S, span_id=0, step=-1),
-                )
-            ):
-                event._source, event._seq = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2), seq
+            rank_ended = Process(rank_of(rank), at_ns=100 * S).add(IterationEnded, step=7, span_id=1, duration_ns=S)
+            for event in rank_ended.add(SourceEnded, reason=reason, at_ns=at_s * S).events:
                 top.drive(event)
         assert [one.why for one in top.view(104 * S).worst] == [
             "ended by OutOfMemoryError, at step 7",
@@ -231,7 +323,8 @@ class TestView:
 
 def without_latest(view):
     unknown = dict.fromkeys(("loss", "gpu", "cpu", "memory", "parts"))
-    return attrs.evolve(view, losses=(), rows=tuple(attrs.evolve(row, **unknown) for row in view.rows))
+    history = {"step_curve": None, "loss_curve": None, "happened": ()}
+    return attrs.evolve(view, **history, losses=(), rows=tuple(attrs.evolve(row, **unknown) for row in view.rows))
 
 
 class TestLate:
@@ -265,7 +358,8 @@ class TestLate:
         """
         Whenever it came, it shows the same as if it had been there from the start.
 
-        The losses, the parts of a step and the gauges are the exception: they come with the next step and window.
+        The losses, the parts of a step and the gauges are the exception: they come with the next step and window. The
+        curves and the list of events begin when it came.
         """
         late, whole = joined(heard, hangs_s=1)
         assert without_latest(late) == without_latest(whole)
@@ -387,6 +481,32 @@ class TestScreen:
         (line,) = rich._rates(view, 80)
         assert line.plain == "loss 1  █▁  tokens/s 5"
 
+    @pytest.mark.parametrize(("height", "headings"), [(12, []), (24, ["step time"]), (50, ["step time", "loss"])])
+    def test_history(self, watched, height, headings):
+        """The lines that are left have curves over the whole job, as many as there is room for, and the last line."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        curve = _top.Curve(first_step=3, last_step=59, values=(1.0, 3.0, 2.0))
+        view = attrs.evolve(watched(ranks=2, steps=60, hangs_s=1), step_curve=curve, loss_curve=curve)
+        out = io.StringIO()
+        rich.make_console(file=out, width=80).print(rich._top(view, 80, height))
+        lines = out.getvalue().splitlines()
+        shown = [line.strip() for line in lines if "steps 3 to 59" in line]
+        assert shown == [f"{name}, steps 3 to 59" for name in headings]
+        assert (len(lines) <= height, lines[-1].strip()) == (True, "lost 0")
+
+    def test_ended(self, watched):
+        """Of a job that has ended, the line of steps has its last rate and names no time without steps."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = watched(noise=0, stumbles=0, later_s=75)
+        assert rich._step_line(view, 80).plain.startswith("step 299  9.09 steps/s at the end  ")
+
+    def test_ended_by_an_error(self, watched):
+        """Of a job that an exception ended, the first line names that."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = watched()
+        failed = attrs.evolve(view, rows=tuple(attrs.evolve(row, error="ValueError") for row in view.rows))
+        assert "  ended by ValueError" in rich._head(failed, 80).plain
+
     def test_nothing_yet(self):
         """While nothing has come, the screen names what it waits for."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
@@ -460,7 +580,7 @@ class TestScreen:
         assert beyond <= set(_SIMILAR)
         assert max(map(len, out.getvalue().splitlines())) <= 40
 
-    @pytest.mark.parametrize("height", [10, 24, 50])
+    @pytest.mark.parametrize("height", [4, 10, 12, 14, 16, 18, 20, 24, 50])
     def test_fits(self, watched, height):
         """The view is never higher than the screen, nor wider, however many ranks and rows there are."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")

@@ -82,6 +82,7 @@ class TestTracks:
         tracks = defaultdict(list)
         for one in slices(events):
             tracks[one["pid"], one["tid"]].append((one["ts"], one["ts"] + one["dur"]))
+        assert {process for process, _ in tracks} == {0, 1, 2, 3}
         for track in tracks.values():
             assert track == sorted(track, key=lambda bounds: (bounds[0], -bounds[1]))
             around = []

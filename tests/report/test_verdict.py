@@ -6,21 +6,26 @@ import re
 
 import pytest
 
+from framing import write_log
 from trackside.events import (
     Heartbeat,
     IterationEnded,
+    ProcessExited,
     ProfileSpanEnded,
-    SectionWindow,
     Source,
     SourceEnded,
+    SpanEnded,
     StallDetected,
 )
 from trackside.handlers.models.steps import StepTimer
 from trackside.report import read_report
+from trackside.report._build import _waited_share
 from trackside.report._lateness import _onset
 from trackside.report._plain_text import report_lines
+from trackside.report._report import Part
 from trackside.report._verdict_rules import _uneven, waited_words
-from trackside.report._whatif import StepRecord, StepTiles, compare_ranks, find_pause, gap, kind_of
+from trackside.report._whatif import StepRecord, StepTiles, WhatIf, compare_ranks, find_pause, gap, kind_of
+from windows import section_window
 
 pytestmark = pytest.mark.once
 
@@ -313,7 +318,7 @@ class TestStall:
 
 
 class TestBeside:
-    """What findings and goodput's buckets say of the same time."""
+    """Findings and goodput's buckets agree about the same time."""
 
     def test_waited(self, made_up):
         """A rank slower by 20 ms in 300 steps has the other ones wait for 6 s, which are in steps and so productive."""
@@ -419,7 +424,7 @@ class TestUneven:
 
     def test_rank_that_waits(self, tmp_path, write_events):
         """
-        Where windows alone show that a rank got slow, the one that waits for it is not the one to look at.
+        If windows alone show that a rank got slow, the one that waits for it is not the one to look at.
 
         From step 100 on rank 1 computes for 20 ms in place of 10, and rank 0 waits for it.
         """
@@ -432,14 +437,8 @@ class TestUneven:
                 events.append(IterationEnded(at_ns=at_ns, step=step, span_id=step + 1, duration_ns=took_ns))
                 if step % 100 == 99:
                     took = late if step > 100 else [10e6, 1e6]
-                    events.append(
-                        SectionWindow(
-                            at_ns=at_ns, step=step, start_ns=0,
-                            window=step // 100, first_step=step - 99, last_step=step,
-                            names=["forward", "all_reduce"], counts=[100, 100], entries=[100, 100], std_ns=[0.0, 0.0],
-                            **dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), took),
-                        )
-                    )  # fmt: skip
+                    times = dict(zip(("forward", "all_reduce"), took, strict=True))
+                    events.append(section_window(times, window=step // 100, steps=100, at_ns=at_ns))
             write_events(tmp_path, source, [*events, SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed")])
         (found,) = read_report(tmp_path).verdict.findings
         assert (found.kind, found.title.split(",")[0]) == ("waiting", "Steps take 90.9 % longer since step 100")
@@ -476,6 +475,23 @@ class TestDied:
             write_events(tmp_path, source, [*events, Heartbeat(at_ns=last_ns, step=-1, span_id=0, sequence=1)])
         (found,) = read_report(tmp_path).verdict.findings
         assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)
+
+    @pytest.mark.parametrize(("stood_s", "is_said"), [(23, True), (4, False)])
+    def test_stood_still(self, tmp_path, write_events, stood_s, is_said):
+        """Of ranks that ended no step for long before they died that is said: they hung, and were killed."""
+        for own in (0, 1):
+            events = [
+                IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+                for step in range(1, 51)
+            ]
+            events += [
+                Heartbeat(at_ns=START_NS + (5 + after_s) * S, step=-1, span_id=0, sequence=after_s)
+                for after_s in range(1, stood_s + 1)
+            ]
+            write_events(tmp_path, Source(id=f"000{own}", run_id="run", rank=own, world_size=2), events)
+        (found,) = [one for one in read_report(tmp_path).verdict.findings if one.kind == "died"]
+        said = "no step had ended for 23 s by then; half of them took less than 100 ms: perhaps it hung, and was killed"
+        assert (said in found.evidence, "hung" in " ".join(found.evidence)) == (is_said, is_said)
 
     def test_torn(self, made_up):
         """A rank whose log was cut off, and whose peers went on without it to a good end, is not reported as dead."""
@@ -543,7 +559,7 @@ class TestTiles:
             assert (find_pause(ranks, ()) is None, compare_ranks([ranks]).late == ()) == (saves, saves)
 
     def test_cost(self):
-        """What a rank costs that is late by 10 ms in each of 60 steps is 0.6 s, and the steps are counted."""
+        """A rank that is late by 10 ms in each of 60 steps costs 0.6 s, and the steps are counted."""
         ranks = {rank: StepTiles() for rank in range(2)}
         for rank, tiles in ranks.items():
             for step in range(100):
@@ -557,19 +573,86 @@ class TestTiles:
         assert late.lateness_ns == pytest.approx(10 * MS)
         assert late.lost_s == pytest.approx(0.6)
 
+    @pytest.mark.parametrize(
+        ("what_if", "share"),
+        [(WhatIf(waits_in=("barrier",), step_ns=100 * MS, exchanged_ns=0.0), 0.0), (WhatIf(), 0.6)],
+    )
+    def test_wait_for_one_rank(self, what_if, share):
+        """A wait that the last rank does not have is no exchange; if ranks could not be compared, it counts as one."""
+        barrier = Part(name="barrier", kind="waiting", mean_ns=60 * MS, share=0.6)
+        assert _waited_share(what_if, [barrier]) == share
+
     def test_gap(self):
         """A stretch is not waiting because the part before it is: there a rank can be late."""
         assert kind_of("gradient_synchronization", set()) == "waiting"
         assert kind_of(gap("gradient_synchronization", "optimizer_update"), set()) == "other"
 
-    def test_pause_beside_noise(self):
-        """Steps that are longer now and then do not hide pauses of 300 ms every ten steps, which are longer still."""
+    @pytest.mark.parametrize(("status", "title"), [(0, None), (3, "Exit with status 3 on rank 1 after step 299.")])
+    def test_exit_that_was_seen(self, made_up, status, title):
+        """A rank that ended well as its log says, and whose process was seen to exit with a failure, is named."""
+        logs = made_up(ranks=2)
+        exited = ProcessExited(source_id="0000000000000001", exit_status=status, at_ns=START_NS + 60 * S, step=-1)
+        write_log(logs, Source(id="c" * 16, run_id="job", session_tag="made-up", role="collector"), [exited])
+        found = [one for one in read_report(logs).verdict.findings if one.kind in {"exception", "exit"}]
+        assert [(one.title, one.rank, one.since_step) for one in found] == ([(title, 1, 299)] if title else [])
+
+    @pytest.mark.parametrize(("save_s", "rank"), [({0: 0.1, 1: 1.2}, 1), ({0: 1.2}, 0), ({0: 1.2, 1: 1.0}, None)])
+    def test_saves_of_one_rank(self, save_s, rank, tmp_path):
+        """The rank that saves twice as long as another one is named; ranks that all save for long are not."""
+        for own in (0, 1):
+            at_ns, events = START_NS, [Heartbeat(sequence=0, at_ns=START_NS)]
+            for step in range(40):
+                at_ns += 20 * MS
+                events.append(IterationEnded(step=step, span_id=step + 1, at_ns=at_ns, duration_ns=20 * MS))
+                if step % 10 == 9:
+                    length_ns = round(save_s.get(own, 0.0) * S)
+                    at_ns += length_ns
+                    if length_ns:
+                        events.append(
+                            SpanEnded(
+                                name="checkpoint_save_sync", span_id=1000 + step, at_ns=at_ns, duration_ns=length_ns
+                            )
+                        )
+            events.append(SourceEnded(reason="exit", at_ns=at_ns))
+            write_log(tmp_path, Source(id=f"{own:016x}", run_id="job", rank=own, world_size=2), events)
+        (found,) = [one for one in read_report(tmp_path).verdict.findings if one.kind == "checkpoints"]
+        assert found.rank == rank
+        assert found.evidence[0] == "4 saves of 1.2 s on average, the longest 1.2 s"
+
+    @staticmethod
+    def forwards(lengths_ms):
+        """Return the tiles of steps that are a forward pass of each of the *lengths_ms*."""
         tiles = StepTiles()
         at_ns = S
-        for step in range(80):
-            pause_ms = 300 if step % 10 == 9 else 12 if step in {3, 14, 17, 35, 36, 48, 62} else 0
-            tiles.add_part(at_ns, at_ns + (4 + pause_ms) * S // 1000, "model_forward")
-            tiles.end_step(step, at_ns, at_ns + (4 + pause_ms) * S // 1000)
-            at_ns += (4 + pause_ms) * S // 1000
-        pause = find_pause({0: tiles}, ())
-        assert (pause.every_steps, pause.count, pause.first_step, pause.length_ns) == (10, 8, 9, 300e6)
+        for step, length_ms in enumerate(lengths_ms):
+            end_ns = at_ns + length_ms * S // 1000
+            tiles.add_part(at_ns, end_ns, "model_forward")
+            tiles.end_step(step, at_ns, end_ns)
+            at_ns = end_ns
+        return {0: tiles}
+
+    def test_pause_beside_noise(self):
+        """Steps that are longer now and then do not hide pauses of 300 ms every ten steps, which are longer still."""
+        longer_ms = dict.fromkeys((3, 14, 17, 35, 36, 48, 62), 12) | dict.fromkeys(range(9, 80, 10), 300)
+        pause = find_pause(self.forwards(4 + longer_ms.get(step, 0) for step in range(80)), ())
+        assert (pause.every_steps, pause.steps, pause.length_ns) == (10, tuple(range(9, 80, 10)), 300e6)
+
+    @pytest.mark.parametrize(
+        ("paused", "is_regular"),
+        [
+            ((7, 15, 24, 32, 40, 50), False),  # as in a job whose steps stalled by chance
+            ((9, 19, 29, 39, 49, 59, 69, 79), True),
+            ((9, 19, 28, 39, 49, 59, 68, 79), True),
+        ],
+    )
+    def test_pauses_by_chance(self, paused, is_regular):
+        """Six pauses about eight steps apart, as chance gives one job in fifty, are not called regular."""
+        pause = find_pause(self.forwards(104 if step in paused else 4 for step in range(80)), ())
+        assert (pause is not None) is is_regular
+
+    @pytest.mark.parametrize(("length_ms", "found"), [(1005, ((17, 60), 1001e6)), (1003, None)])
+    def test_long_pauses(self, length_ms, found):
+        """Steps longer by a second and more are pauses without a regular interval, be they two."""
+        pause = find_pause(self.forwards(length_ms if step in {17, 60} else 4 for step in range(80)), ())
+        assert (pause and (pause.steps, pause.length_ns)) == found
+        assert pause is None or pause.every_steps is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trackside.events import IterationEnded
 from trackside.handlers import EventLog
 from trackside.wire import RowEncoder, encode_frame
 
@@ -34,6 +35,12 @@ def frame_of(
         rows.append(row)
     last = first_seq + len(rows) - 1 if last_seq is None else last_seq
     return encode_frame(source_id, first_seq, last, dropped=dropped or {}, schemas=schemas.values(), rows=rows)
+
+
+def iterations_of(source: Source, first: int, count: int) -> bytes:
+    """Return a frame of iterations, numbered from *first*, of which each took as many ns as its number says."""
+    iterations = [IterationEnded(duration_ns=seq) for seq in range(first, first + count)]
+    return frame_of(source.id, iterations, first_seq=first)
 
 
 def write_log(directory: Path, source: Source, events: Iterable[Event]) -> Path:

@@ -14,12 +14,12 @@ import attrs
 
 
 class Interruption(Exception):
-    """What the program's own signal handler raises."""
+    """The exception of the program's own signal handler."""
 
 
 @attrs.define
 class Outcome:
-    """What became of the exceptions of a handler."""
+    """The fate of the exceptions of a handler."""
 
     calls: int = 0
     """Calls begun."""

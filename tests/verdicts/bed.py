@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import random
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import attrs
 
+from framing import write_log
+from processes import Process
 from trackside.events import (
     ClockAnchored,
     CounterWindow,
     ExceptionRaised,
     Heartbeat,
     IterationEnded,
-    ProfileSpanEnded,
-    SectionWindow,
     Source,
     SourceEnded,
     SourceStarted,
-    SpanEnded,
     SpanStarted,
 )
-
-_spec = importlib.util.spec_from_file_location("made_up_jobs", Path(__file__).parents[1] / "report" / "conftest.py")
-_made_up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_made_up)
-write_log = _made_up.write_log
+from windows import section_window
 
 S = 10**9
 START_NS = 1_700_000_000 * S
@@ -53,6 +46,21 @@ def delayed(part, by_s, *, ranks=(1,), since=0, until=10**9, every=1):
     return delay
 
 
+def unequal(rank, step, part):
+    """Let the forward pass of rank 1 take 30 ms longer, and that of rank 2 by 20 ms."""
+    return {(1, FORWARD): 0.03, (2, FORWARD): 0.02}.get((rank, part), 0.0)
+
+
+def gradual(rank, step, part):
+    """Let the forward pass of rank 1 become longer by 1 ms every four steps."""
+    return 0.001 * (step // 4) if (rank, part) == (1, FORWARD) else 0.0
+
+
+def now_and_then(rank, step, part):
+    """Let the forward pass of rank 1 take 40 ms longer in every second stretch of 30 steps."""
+    return 0.04 * (step // 30 % 2) if (rank, part) == (1, FORWARD) else 0.0
+
+
 @attrs.define(kw_only=True)
 class SimulatedJob:
     """A job of ranks that meet in each step, and its faults."""
@@ -64,7 +72,9 @@ class SimulatedJob:
     delay: Callable[[int, int, str], float] = nothing
     noise: float = 0.05
     stumbles: float = 0.0
-    """The share of a rank's steps that take 20 ms longer for no reason."""
+    """The share of a rank's steps that take longer for no reason."""
+    stumble_s: float = 0.02
+    """By how much those do."""
     exchange_s: float = 0.003
     per_host: int = 4
     clock_s: float = 0.0
@@ -83,6 +93,10 @@ class SimulatedJob:
     evaluation_s: float = 0.0
     stands_still: tuple[int, ...] | None = None
     """The ranks that save or evaluate, while the others wait where no span measures it; None if all do."""
+    lags: float = 1.0
+    """The factor by which rank 1 takes longer over these; the others wait for it in a barrier."""
+    barrier: str = ""
+    """The span in which they do; empty if there is none."""
     missing: tuple[int, ...] = ()
     names_run: bool = True
     restarts: int = 0
@@ -126,7 +140,7 @@ class SimulatedJob:
             own = {name: mean * max(0.2, rng.gauss(1, self.noise)) + self.delay(rank, step, name)
                    for name, mean in means.items()}  # fmt: skip
             own[DATA] += self.first_batch_s * (step == 0)
-            own[USER] += 0.02 * (rng.random() < self.stumbles)
+            own[USER] += self.stumble_s * (rng.random() < self.stumbles)
             lengths.append({name: round(S * length) for name, length in own.items()})
         arrived = max(log.met_ns + sum(own.values()) - own[OPTIMIZER] for log, own in zip(logs, lengths, strict=True))
         left = arrived + round(self.exchange_s * S)
@@ -136,9 +150,15 @@ class SimulatedJob:
             if self.stat_of_loss:
                 log.record_loss(step, loss)
             is_at_work = self.stands_still is None or log.source.rank in self.stands_still
+            is_behind = log.source.rank == 1
             for name, length_s in (("checkpoint_save_sync", self.save_s), ("validation_loop", self.evaluation_s)):
-                if length_s and step % 20 == 19:
-                    log.stand_still(name if is_at_work else "", round(length_s / 2 * S), step)
+                if not length_s or step % 20 != 19:
+                    continue
+                own_ns = round(length_s / 2 * S)
+                behind_ns = round(own_ns * (self.lags - 1))
+                log.stand_still(name if is_at_work else "", own_ns + behind_ns * is_behind, step)
+                if behind_ns and not is_behind:
+                    log.stand_still(self.barrier, behind_ns, step)
 
     def _end(self, log, stops_at, *, is_last):
         rank = log.source.rank
@@ -162,11 +182,11 @@ class SimulatedJob:
         log.add(SourceEnded, reason="exit")
 
 
-class Log:
-    """The events of one process, in order."""
+class Log(Process):
+    """The events of one process."""
 
     def __init__(self, source, at_ns, startup_ns):
-        self.source, self.at_ns, self.events, self.span = source, at_ns, [], 1
+        super().__init__(source, at_ns=at_ns)
         self.offset_ns = at_ns - START_NS - source.attempt * 60 * S
         self.add(SourceStarted, identity=source.to_wire())
         self.add(ClockAnchored, mono_ns=1, wall_ns=at_ns, offset_ns=0, uncertainty_ns=100)
@@ -179,32 +199,23 @@ class Log:
         """The time on a clock that all ranks share."""
         return self.at_ns - self.offset_ns
 
-    def add(self, cls, **fields):
-        """Add an event."""
-        self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
-
     def step(self, step, own, left_ns, style, loss):
         """Make one step: the parts, and the exchange after the backward pass, which all leave at *left_ns*."""
-        began_ns = self.at_ns
-        self.span += 10
-        iteration = self.span
-        for index, name in enumerate((DATA, USER, FORWARD, BACKWARD)):
+        began_ns, iteration = self.at_ns, next(self.ids)
+        for name in (DATA, USER, FORWARD, BACKWARD):
             length_ns = own[name]
-            self.at_ns += length_ns
             if name == BACKWARD and style == "backward":
-                length_ns += left_ns - self.met_ns
-                self.at_ns = left_ns + self.offset_ns
-            self._part(step, name, length_ns, iteration=iteration, index=index, style=style)
+                length_ns = left_ns + self.offset_ns - self.at_ns
+            self._part(step, name, length_ns, iteration=iteration, style=style)
         if style != "backward":
-            waited_ns = left_ns - self.met_ns
-            self.at_ns += waited_ns
-            if style == "sections":
-                self._part(step, "all_reduce", waited_ns, iteration=iteration, index=5, style=style)
-        self.at_ns += own[OPTIMIZER]
-        self._part(step, OPTIMIZER, own[OPTIMIZER], iteration=iteration, index=6, style=style)
+            name = "all_reduce" if style == "sections" else USER
+            self._part(step, name, left_ns - self.met_ns, iteration=iteration, style=style)
+        self._part(step, OPTIMIZER, own[OPTIMIZER], iteration=iteration, style=style)
         self.add(IterationEnded, span_id=iteration, step=step, duration_ns=self.at_ns - began_ns, samples=8, loss=loss)
         if style == "sections" and step % WINDOW_STEPS == WINDOW_STEPS - 1:
-            self._close_window(step)
+            place = {"window": step // WINDOW_STEPS, "steps": WINDOW_STEPS, "at_ns": self.at_ns}
+            self.put(section_window(self.window, waits=["all_reduce"], start_ns=self.at_ns - S, **place))
+            self.window = {}
 
     def record_loss(self, step, loss):
         """Record the loss of a step in a stat, whose windows have 20 steps."""
@@ -218,36 +229,20 @@ class Log:
             )  # fmt: skip
             self.losses = []
 
-    def _part(self, step, name, length_ns, *, iteration, index, style):
-        if name == USER:
+    def _part(self, step, name, length_ns, *, iteration, style):
+        if name != USER and style != "sections":
+            self.spend(name, length_ns, parent=iteration, step=step)
             return
-        if style == "sections":
+        self.at_ns += length_ns
+        if name != USER:
             self.window.setdefault(name, []).append(float(length_ns))
-            return
-        self.add(ProfileSpanEnded, span_id=iteration + 1 + index, parent_span_id=iteration, name=name,
-                 duration_ns=length_ns, step=step)  # fmt: skip
-
-    def _close_window(self, step):
-        values = list(self.window.values())
-        self.add(
-            SectionWindow, step=step, window=step // WINDOW_STEPS, first_step=step - WINDOW_STEPS + 1, last_step=step,
-            start_ns=self.at_ns - S, names=list(self.window), counts=[len(own) for own in values],
-            entries=[len(own) for own in values], min_ns=[min(own) for own in values],
-            max_ns=[max(own) for own in values], median_ns=[statistics.median(own) for own in values],
-            mean_ns=[statistics.fmean(own) for own in values], std_ns=[statistics.pstdev(own) for own in values],
-            waits=["all_reduce"],
-        )  # fmt: skip
-        self.window = {}
 
     def stand_still(self, name, length_ns, step):
         """Spend time between two steps, in the span *name*; in none if that is empty."""
-        if not name:
+        if name:
+            self.spend_long(name, length_ns, step=step)
+        else:
             self.at_ns += length_ns
-            return
-        self.span += 10
-        self.add(SpanStarted, span_id=self.span, parent_span_id=0, name=name, step=step)
-        self.at_ns += length_ns
-        self.add(SpanEnded, span_id=self.span, parent_span_id=0, name=name, duration_ns=length_ns, step=step)
 
 
 @attrs.frozen(kw_only=True)
@@ -264,6 +259,8 @@ class Labelled:
     within: int = 5
     """The allowed distance of the step from `since`."""
     job: SimulatedJob | None = None
+    beside: tuple[int, ...] = ()
+    """Ranks that are slow as well, and must be named too."""
     loop: str = ""
     """
     Of a real job: the source of its training loop, a framework (`framework_job.py`) or `job.py`; empty if simulated.
@@ -294,8 +291,9 @@ class Labelled:
         if self.since is not None and (first.since_step is None or abs(first.since_step - self.since) > self.within):
             wrong.append(f"since step {first.since_step} instead of {self.since}")
         of_ranks = [one for one in found[1:] if one.kind in {"straggler", "input-bound", "pauses"}]
-        accused = [one for one in of_ranks if one.rank is not None]
+        accused = [one for one in of_ranks if one.rank not in {None, *self.beside}]
         wrong += [f"accused too: {one.title}" for one in accused]
+        wrong += [f"rank {rank} not named" for rank in self.beside if rank not in {one.rank for one in of_ranks}]
         return wrong
 
 
@@ -352,6 +350,20 @@ def _of_all_ranks():
         "two ranks on one host",
         Labelled(cause="two slow ranks on one host", kind="straggler", rank=4, section=FORWARD, since=0, job=job),
     )
+    for style in ("ddp", "backward", "sections"):
+        job = SimulatedJob(ranks=3, style=style, delay=unequal)
+        yield (
+            f"two slow ranks of three, {style}",
+            Labelled(
+                cause="two slow ranks of three",
+                kind="straggler",
+                rank=1,
+                beside=(2,),
+                section=FORWARD,
+                since=0,
+                job=job,
+            ),
+        )
     job = SimulatedJob(ranks=8, delay=delayed(USER, 0.02), clock_s=0.05)
     yield (
         "clocks apart",
@@ -361,12 +373,27 @@ def _of_all_ranks():
     yield "checkpoints", Labelled(cause="checkpoint-bound", kind="checkpoints", job=job)
     job = SimulatedJob(evaluation_s=4.0)
     yield "evaluation", Labelled(cause="evaluation-bound", kind="evaluation", job=job)
-    # Whose account is the job's is by chance: the rank's that evaluates, or of one that waits for it.
+    # The job's account is by chance that of the rank that evaluates, or of one that waits for it.
     for rank in (0, 7):
         job = SimulatedJob(save_s=2.0, stands_still=(rank,))
-        yield f"checkpoints of rank {rank}", Labelled(cause="checkpoint-bound", kind="checkpoints", job=job)
+        yield f"checkpoints of rank {rank}", Labelled(cause="checkpoint-bound", kind="checkpoints", rank=rank, job=job)
         job = SimulatedJob(evaluation_s=4.0, stands_still=(rank,))
-        yield f"evaluation of rank {rank}", Labelled(cause="evaluation-bound", kind="evaluation", job=job)
+        yield f"evaluation of rank {rank}", Labelled(cause="evaluation-bound", kind="evaluation", rank=rank, job=job)
+    for style in ("ddp", "backward", "sections"):
+        for barrier, ranks, delay in (("barrier", 2, nothing), ("", 2, nothing), ("barrier", 8, delayed(FORWARD, 0.02)),
+                                      ("", 2, delayed(FORWARD, 0.02))):  # fmt: skip
+            job = SimulatedJob(ranks=ranks, style=style, delay=delay, evaluation_s=2.0, lags=3.0, barrier=barrier)
+            steps = "healthy" if delay is nothing else "slow"
+            yield (
+                f"slow evaluation before a {barrier or 'wait that no span measures'}, {steps} steps, {style}",
+                Labelled(
+                    cause="evaluation that ends in a barrier",
+                    kind="evaluation",
+                    rank=1,
+                    beside=() if delay is nothing else (1,),
+                    job=job,
+                ),
+            )
     job = SimulatedJob(startup_s=20.0)
     yield "startup", Labelled(cause="startup-bound", kind="startup", job=job)
 
@@ -419,12 +446,15 @@ def _large():
 def healthy(seed):
     """Return a job without a fault, on a noisy machine."""
     rng = random.Random(seed)
+    ranks = rng.choice((2, 3, 4, 8, 16))
     return SimulatedJob(
-        ranks=rng.choice((2, 2, 4, 8, 16)),
+        ranks=ranks,
         steps=rng.choice((60, 120, 200)),
         style=rng.choice(("ddp", "backward", "sections")),
         noise=rng.choice((0.02, 0.1, 0.2, 0.3)),
         stumbles=rng.choice((0.0, 0.01, 0.03)),
+        # Of more ranks one stumbles in most steps, so that they do wait for each other.
+        stumble_s=rng.choice((0.02, 0.1)) if ranks <= 4 else 0.02,
         seed=seed,
     )
 
@@ -445,6 +475,38 @@ JOBS["forward, of few steps"] = Labelled(
     since=0,
     job=SimulatedJob(startup_s=2.9, steps=60, delay=delayed(FORWARD, 0.02)),
 )
+for _cause, _delay, _ranks, _since in (
+    ("becomes slow gradually", gradual, 2, 30),
+    ("slow now and then", now_and_then, 2, 30),
+    ("slow now and then, 4 ranks", now_and_then, 4, 30),
+):
+    JOBS[_cause] = Labelled(
+        cause=_cause.partition(",")[0],
+        kind="straggler",
+        rank=1,
+        section=FORWARD,
+        since=_since,
+        within=20 if _delay is gradual else 5,
+        job=SimulatedJob(ranks=_ranks, steps=200, delay=_delay),
+    )
+JOBS["a pause every 40 steps, in one rank's data"] = Labelled(
+    cause="a pause every N steps",
+    kind="pauses",
+    rank=1,
+    section=DATA,
+    since=39,
+    job=SimulatedJob(ranks=2, steps=200, delay=delayed(DATA, 0.5, every=40)),
+)
+for _style, _ranks in (("ddp", 2), ("backward", 8)):
+    JOBS[f"long pauses, {_ranks} ranks"] = Labelled(
+        cause="long pauses",
+        kind="pauses",
+        rank=1,
+        since=39,
+        job=SimulatedJob(
+            ranks=_ranks, steps=200, style=_style, delay=delayed(USER, 3.0, since=30, until=170, every=40)
+        ),
+    )
 JOBS["healthy and noisy"] = Labelled(
     cause="healthy and noisy", kind=None, job=SimulatedJob(noise=0.25, stumbles=0.02, seed=3)
 )

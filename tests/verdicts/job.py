@@ -9,16 +9,15 @@ import threading
 import time
 from functools import partial
 
+import hanging
 import torch
 import torch.distributed as dist
 
 import trackside
-from trackside.events import StallDetected
 from trackside.instruments import checkpoint_save, configure_sections, waiting
 
 STYLE, CAUSE, DIRECTORY = sys.argv[1:]
 STEPS, BATCH = 80, 4
-STALLED_AFTER_S = 3.0
 LAUNCHER = os.environ.get("VERDICTS_TRACEML")
 """Set where TraceML watches the same run."""
 ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -46,25 +45,7 @@ def delayed(seconds, *, everybody=False, since=0, until=STEPS, every=1):
 def hang():
     """Block for ever, in step 40 of rank 1."""
     if rank == 1 and now["step"] == STEPS // 2:
-        {"hung in a lock": wait_for_lock, "hung in a barrier": wait_in_barrier}.get(CAUSE, wait_for_storage)()
-
-
-def wait_for_storage():
-    """Block for ever."""
-    while True:
-        time.sleep(0.5)
-
-
-def wait_for_lock():
-    """Acquire a lock that is held."""
-    lock = threading.Lock()
-    with lock, lock:
-        pass
-
-
-def wait_in_barrier():
-    """Enter a barrier that no other rank enters."""
-    dist.barrier(group=apart)
+        hanging.hang(CAUSE, apart)
 
 
 def stumble():
@@ -285,15 +266,8 @@ def train_by_hand():
             iteration.set(loss=loss)
 
 
-def end_soon(_):
-    """End a job that hangs, once all of its ranks have said so."""
-    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-
 if not (CAUSE == "log missing" and rank == 1):
-    hangs = CAUSE.startswith("hung")
-    trackside.start(DIRECTORY, stall_after_s=STALLED_AFTER_S if hangs else 60.0)
-    trackside.subscribe(end_soon, to=StallDetected)
+    hanging.start(DIRECTORY, hangs=CAUSE.startswith("hung"))
 if CAUSE == "a lock":
     threading.Thread(target=hold_lock, daemon=True).start()
 if CAUSE == "startup-bound":

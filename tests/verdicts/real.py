@@ -114,6 +114,19 @@ def _frameworks():
         yield Labelled(cause="healthy", kind=None, loop=loop, has_traceml=has_traceml)
         for cause in causes:
             yield _slow(cause, *slow[cause], loop=loop, has_traceml=has_traceml)
+    for loop in ("lightning", "transformers"):
+        yield Labelled(cause="checkpoint-bound", kind="checkpoints", loop=loop, has_traceml=True)
+        yield Labelled(cause="log missing", kind="missing-rank", rank=1, loop=loop)
+        yield Labelled(cause="hung in its loader", kind="stopped", rank=1, section="data_loading", loop=loop)
+        for where in ("user code", "a lock", "a barrier"):
+            yield Labelled(cause=f"hung in {where}", kind="stopped", rank=1, loop=loop)
+    for loop in ("lightning", "transformers", "accelerate"):
+        has_traceml = loop != "accelerate"
+        yield Labelled(cause="evaluation-bound", kind="evaluation", loop=loop, has_traceml=has_traceml)
+        yield Labelled(cause="raised", kind="exception", rank=1, since=50, within=1, loop=loop)
+        yield Labelled(cause="sys.exit", kind="exception", rank=1, since=50, within=1, loop=loop)
+    yield Labelled(cause="restarted from a checkpoint", kind="restarts", rank=1, loop="transformers")
+    yield Labelled(cause="a pause every 10 steps", kind="pauses", rank=1, loop="lightning", has_traceml=True)
     yield Labelled(cause="NaN in a stat", kind="not-finite", rank=0, since=30, within=2, loop="workers")
     yield Labelled(cause="log truncated", kind="died", rank=1, loop="workers")
 
@@ -121,12 +134,12 @@ def _frameworks():
 def _untuned():
     """Yield jobs that no rule was made for: they were written after the rules."""
     yield Labelled(cause="uneven lengths", kind=None, loop="plain")
-    yield Labelled(cause="slow ranks in turn", kind=None, loop="plain")
+    yield Labelled(cause="slow ranks in turn", kind="waiting", loop="plain")
     yield Labelled(cause="accumulated, healthy", kind=None, loop="plain")
     yield _slow("accumulated, forward", section=bed.OUTSIDE, loop="plain")
     yield _slow("a lock", section=bed.OUTSIDE, loop="plain", within=10)
-    yield Labelled(cause="checkpoints of one rank", kind="checkpoints", loop="plain")
-    yield Labelled(cause="evaluations of one rank", kind="evaluation", loop="plain")
+    yield Labelled(cause="checkpoints of one rank", kind="checkpoints", rank=0, loop="plain")
+    yield Labelled(cause="evaluations of one rank", kind="evaluation", rank=0, loop="plain")
     yield Labelled(cause="a worker of the loader is killed", kind="exception", rank=1, since=50, within=3, loop="plain")
 
 
@@ -176,7 +189,7 @@ def run_real(labelled, directory, *, beside_traceml=False):
         launcher += [
             "--monitor-interval=3"
         ]  # on a busy machine it would end the healthy rank before that prints the reason
-        launcher += ["--max-restarts=1"] if labelled.cause == "restarted" else []
+        launcher += ["--max-restarts=1"] if labelled.cause.startswith("restarted") else []
         _launch([*launcher, *job], variables)
     return logs
 
@@ -199,6 +212,9 @@ def _launch_bare(command, variables, directory, ranks):
 
 def damage(labelled, logs):
     """Damage the logs of a job as its label says."""
+    if labelled.cause == "log missing" and labelled.loop in {"lightning", "transformers"}:  # the callback writes on all
+        for log in logs.rglob("rank-00001.*.tslog"):
+            log.unlink()
     if labelled.cause == "log truncated":
         (log,) = logs.rglob("rank-00001.*.tslog")
         os.truncate(log, log.stat().st_size * 6 // 10)
@@ -213,7 +229,7 @@ def traceml_says(directory):
     kind = diagnosis["kind"]
     if kind not in TRACEML_STEPS:
         return kind, None
-    # Where it measured no cause, it says around which rank to look.
+    # If it measured no cause, it says around which rank to look.
     named = re.search(r"\br(\d+)\b", diagnosis["action"])
     return kind, int(named[1]) if named else ((diagnosis.get("evidence") or {}).get("worst") or {}).get("rank")
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackside.events import Event, IterationEnded, Source, SpanEventAdded, UnknownEvent, event
+from trackside.testing import recorded
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, fields_of, to_json, wire_name_of
 
 
@@ -68,8 +69,7 @@ class TestLine:
     def test_keys(self):
         """A line has source, type, time, place and fields."""
         happened = IterationEnded(at_ns=9, span_id=2, parent_span_id=1, step=3, duration_ns=7, loss=0.5)
-        happened._source, happened._seq = Source(id="abc", rank=4), 11
-        assert parsed(happened) == {
+        assert parsed(recorded(happened, source=Source(id="abc", rank=4), seq=11)) == {
             "source": "abc",
             "rank": 4,
             "seq": 11,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processes import numbered
 from trackside.events import IterationEnded, Source
 from trackside.wire import Frame, SequenceTracker, _sequence
 
@@ -13,11 +14,7 @@ SOURCE = Source(id="a" * 16)
 
 def frame(first, last):
     """Return a frame of events *first* to *last*."""
-    events = []
-    for seq in range(first, last + 1):
-        event = IterationEnded(duration_ns=seq)
-        event._source, event._seq = SOURCE, seq
-        events.append(event)
+    events = numbered((IterationEnded(duration_ns=seq) for seq in range(first, last + 1)), SOURCE, first)
     return Frame(SOURCE, first, last, {}, events)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from processes import numbered
 from trackside.events import Event, IterationEnded, Source, SpanEnded, event
 from trackside.handlers.models import (
     ClockOffsets,
@@ -41,18 +42,11 @@ class AddedUp(Noted):
     """An event that models derive."""
 
 
-def numbered(events, source=HERE, first_seq=0):
-    """Return *events* as a stream of *source* has them."""
-    for seq, one in enumerate(events, start=first_seq):
-        one._source, one._seq = source, seq
-    return events
-
-
 @pytest.fixture
 def frame():
     """Return a frame of several types, alternating."""
     events = [Noted(value=1), IterationEnded(duration_ns=5, step=3), NotedTwice(value=2), AddedUp(value=9)]
-    return FrameView(HERE, numbered([*events, Noted(value=3)], first_seq=10))
+    return FrameView(HERE, numbered([*events, Noted(value=3)], HERE, 10))
 
 
 class TestColumns:
@@ -98,7 +92,7 @@ class TestInOrder:
 
     def test_one_type_only(self):
         """A frame of one type gives back its events without a copy."""
-        events = numbered([Noted(value=1), Noted(value=2)])
+        events = numbered([Noted(value=1), Noted(value=2)], HERE)
 
         assert FrameView(HERE, events).of(Noted) is events
 
@@ -106,13 +100,13 @@ class TestInOrder:
 class TestViews:
     def test_stretches_of_a_source(self):
         """Merged events are split where the source changes, and nowhere else."""
-        events = [*numbered([Noted(), Noted()]), *numbered([Noted()], THERE), *numbered([Noted()], HERE, 2)]
+        events = [*numbered([Noted(), Noted()], HERE), *numbered([Noted()], THERE), *numbered([Noted()], HERE, 2)]
 
         assert [(view.source, len(view)) for view in views(events)] == [(HERE, 2), (THERE, 1), (HERE, 1)]
 
     def test_bounded(self):
         """A long stretch comes in several views, so that no whole log waits in memory."""
-        events = numbered([Noted() for _ in range(2_500)])
+        events = numbered([Noted() for _ in range(2_500)], HERE)
 
         assert [len(view) for view in views(iter(events))] == [1_024, 1_024, 452]
 

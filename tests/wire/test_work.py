@@ -16,7 +16,7 @@ from trackside import implementation
 SCRIPT = Path(__file__).with_name("expensive.py")
 WORST = "trackside.metrics.logged"
 MOST_PER_BYTE = 10_300
-"""What was reached on CPython 3.11, and a tenth more; docs/security.md names it."""
+"""The counts reached on CPython 3.11, and a tenth more; docs/security.md names them."""
 
 
 def instructions(times, directory):

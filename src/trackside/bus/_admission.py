@@ -10,7 +10,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
-from trackside._implementation import native
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
@@ -87,7 +86,7 @@ class Admission:
         return self.offered.add, admit, None, self
 
     def admit_of_lane(self) -> Callable[[Any], None]:
-        """Return what admits the events that this thread's lane logs."""
+        """Return the function that admits events of this thread's lane."""
         return self.admit
 
     def admit(self, event: Event) -> None:
@@ -144,7 +143,7 @@ class AdmissionByLane(Admission):
         self.ask_every = immortal(max(1, min(_ASK_EVERY, self._most // LANES)))
 
     def admit_of_lane(self) -> Callable[[Any], None]:
-        """Return what admits the events that this thread's lane logs."""
+        """Return the function that admits events of this thread's lane."""
         return LaneAdmission(self, self._queue.of_lane()).admit
 
     def admit(self, event: Event) -> None:
@@ -179,9 +178,6 @@ def admit_detached(names: tuple[str, ...], admit: Callable[[Any], None], event: 
 
 make_admission: Final[Callable[..., Admission]] = AdmissionByLane if FREE_THREADED else Admission
 
-if native is not None:
-    native.set_admission(Admission, ThreadSafeCount)
-
 
 def is_settled(error: BaseException, *codes: CodeType) -> bool:
     """
@@ -211,7 +207,7 @@ Admissions: TypeAlias = Mapping[type[Event], Admission]
 
 
 def dropped_by_name(admissions: Admissions) -> dict[str, int]:
-    """Return what the queue dropped so far, by wire name; a class declared anew has its predecessor's."""
+    """Return the drops of the queue so far, by wire name; a class declared anew has its predecessor's."""
     counts: dict[str, int] = {}
     for admission in list(admissions.values()):
         dropped = admission.dropped.value

@@ -12,13 +12,14 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside._free_threading import FREE_THREADED, lane, shared
 from trackside._implementation import native
 from trackside._platform import after_fork_in_child
-from trackside.bus._admission import QUEUE_LIMIT
+from trackside.bus._admission import QUEUE_LIMIT, Admission
 from trackside.bus._dispatcher import Barrier, Begin, Describe, Dispatcher, End, StreamIdentity, StreamView
 from trackside.bus._sink_worker import InlineForwarder
 from trackside.bus._stats import BusStats, HandlerStats, RetiredStatistics
@@ -49,11 +50,10 @@ from trackside.core import (
 from trackside.counters import CounterRegistry
 from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
 from trackside.events._selected import SelectedTypes, checked_priority, checked_rule
+from trackside.events._settings import suggests_settings
 
 if TYPE_CHECKING:
     from trackside.bus._subscribers import Step, Subscriber, Target
-    from trackside.counters import Aggregation, Counter, CounterCollector, Gauge, Instrument, Stat
-    from trackside.counters._window_collector import Raw
     from trackside.events._selected import EventTypes
     from trackside.rules import Rule
 
@@ -114,7 +114,8 @@ class Bus(Closing):
     Args:
         strict: Raise what handlers raise, for tests and development.
         queue_limit: The most events that may wait for the dispatcher, at least 1; by default 16,384.
-        source: The source of the stream; by default this process's.
+        source: The source of the stream; by default this process's. Its id is kept only if this process made it and no
+            other bus was given it: a pair of id and number is used once.
         redact: Called with each event before it is recorded or reaches any handler behind the queue; returns the event
             to record, of the same type, or None to record nothing. If it raises, the event is not recorded.
 
@@ -145,6 +146,12 @@ class Bus(Closing):
         self._inherited: list[Subscriber] = []
         self._make_fresh()
         self.registry: CounterRegistry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
+        self.counter: Final = self.registry.counter
+        """`CounterRegistry.counter`: the counter of that name of this bus. The next four are the registry's, too."""
+        self.stat: Final = self.registry.stat
+        self.gauge: Final = self.registry.gauge
+        self.counters: Final = self.registry.counters
+        self.collect: Final = self.registry.collect
         buses.add(shared(self))
 
     def _make_fresh(self) -> None:
@@ -279,60 +286,6 @@ class Bus(Closing):
                         self._deliver_inline(subscriber, event)
         return True
 
-    # --- instruments -------------------------------------------------------------------------------------------
-
-    def counter(
-        self,
-        name: str,
-        *,
-        unit: str = "",
-        help: str = "",  # noqa: A002  the field's own word
-        aggregations: Iterable[Aggregation | str] | None = None,
-    ) -> Counter:
-        """Return the counter called *name* of this bus, as `CounterRegistry.counter` does."""
-        return self.registry.counter(name, unit=unit, help=help, aggregations=aggregations)
-
-    def stat(
-        self,
-        name: str,
-        *,
-        unit: str = "",
-        help: str = "",  # noqa: A002
-        aggregations: Iterable[Aggregation | str] | None = None,
-    ) -> Stat:
-        """Return the stat called *name* of this bus, as `CounterRegistry.stat` does."""
-        return self.registry.stat(name, unit=unit, help=help, aggregations=aggregations)
-
-    def gauge(
-        self,
-        name: str,
-        *,
-        callback: Callable[[], float | None] | None = None,
-        unit: str = "",
-        help: str = "",  # noqa: A002
-        aggregations: Iterable[Aggregation | str] | None = None,
-    ) -> Gauge:
-        """Return the gauge called *name* of this bus, as `CounterRegistry.gauge` does."""
-        return self.registry.gauge(name, callback=callback, unit=unit, help=help, aggregations=aggregations)
-
-    def counters(self, match: str = "*") -> list[Instrument]:
-        """Return the counters, stats and gauges of this bus whose names match, as `CounterRegistry.counters` does."""
-        return self.registry.counters(match)
-
-    def collect(
-        self,
-        *,
-        interval_s: float | None = None,
-        count: int | None = None,
-        match: str = "*",
-        aggregations: Iterable[Aggregation | str] | None = None,
-        raw: Raw | None = None,
-    ) -> CounterCollector:
-        """Publish windows of the instruments of this bus again and again, as `CounterRegistry.collect` does."""
-        return self.registry.collect(
-            interval_s=interval_s, count=count, match=match, aggregations=aggregations, raw=raw
-        )
-
     # --- routes and failures -----------------------------------------------------------------------------------
 
     def _resolve(self, cls: type) -> tuple[Step, ...]:
@@ -431,6 +384,7 @@ class Bus(Closing):
 
     # --- subscribing -------------------------------------------------------------------------------------------
 
+    @suggests_settings()
     def subscribe(
         self,
         handler: Handler,
@@ -690,6 +644,11 @@ class Bus(Closing):
 
 _LOG: Final = Bus.log.__code__
 
+if native is not None:
+    _methods = native.compile_bus(Bus, Lane, Admission, ThreadSafeCount, partial(is_too_deep, _LOG))
+    for _name, _method in zip(("log", "wants"), _methods, strict=True):
+        setattr(Bus, _name, _method)
+
 if FREE_THREADED:
 
     def _routes_of_lane(bus: Bus) -> dict[type, tuple[Step, ...]]:
@@ -779,17 +738,17 @@ def _report_losses(stats: BusStats) -> None:
 
 default_bus: Final = Bus()
 
-log = shared(default_bus.log)
-wants = shared(default_bus.wants)
-subscribe = default_bus.subscribe
-flush = default_bus.flush
-close = default_bus.close
-stats = default_bus.stats
-counter = default_bus.registry.counter
-counters = default_bus.registry.counters
-stat = default_bus.registry.stat
-gauge = default_bus.registry.gauge
-collect = default_bus.registry.collect
+log: Final = shared(default_bus.log)
+wants: Final = shared(default_bus.wants)
+subscribe: Final = default_bus.subscribe
+flush: Final = default_bus.flush
+close: Final = default_bus.close
+stats: Final = default_bus.stats
+counter: Final = default_bus.registry.counter
+counters: Final = default_bus.registry.counters
+stat: Final = default_bus.registry.stat
+gauge: Final = default_bus.registry.gauge
+collect: Final = default_bus.registry.collect
 
 
 def _close_all() -> None:

@@ -8,7 +8,6 @@ Foreign code that it runs: rules with predicates, redaction, models, frame sinks
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -31,6 +30,7 @@ from trackside.bus._subscribers import (
 )
 from trackside.core import (
     LateThread,
+    Mailbox,
     RateLimitedLog,
     complain,
     described,
@@ -51,19 +51,21 @@ from trackside.events import (
     process_source,
     set_process_source,
 )
+from trackside.events._source import is_made_here, new_id
 from trackside.wire import RowEncoder, Schema, saturated
 
-POLL_S: Final = 0.2
-"""The pause between two drains if none is asked for, in seconds. A wake-up costs more than a few events do."""
+POLL_S: Final = 0.4
+"""The longest pause between two drains, in seconds. A wake-up costs more than a few events do."""
 BUSY_POLL_S: Final = 0.05
-"""The pause under load, in seconds: a wake-up is cheap beside so many events, and viewers get frames sooner."""
-_BUSY_PER_S: Final = 10_000
+"""The shortest pause if none is asked for, in seconds: viewers get the frames of a busy job soon."""
+_WORTH_EVENTS: Final = 1_000
+"""Events beside which a wake-up is cheap: the pause is as long as so many took to come, within the bounds above."""
 ROUNDS: Final = 3
 """Passes over events that models published, in one drain; a model that feeds itself cannot keep the thread for ever."""
 _READ_CLOCK_EVERY: Final = 256
 _REPORT_DROPPED_NS: Final = 10**9
 _INJECTED_BYTES: Final = 512
-"""What an event of another process counts for in a sink's queue: its encoded size is no longer known."""
+"""The size at which an event of another process counts in a sink's queue: its encoded size is no longer known."""
 _WAKE: Final = "wake"
 _STOP: Final = "stop"
 
@@ -117,12 +119,17 @@ class StreamIdentity:
     """
     The source under which a bus numbers its events: the bus's own, else this process's.
 
+    One id is numbered under once: it was made in this process, and no other bus of the process has it. Any other source
+    gets a new id, since readers take a number that comes again for the same event, and would drop the second.
+
     Args:
         given: The bus's own source, if it has one.
     """
 
     def __init__(self, given: Source | None) -> None:
         self._given = given
+        if given is not None and not self.claim(given):
+            self._given = attrs.evolve(given, id=new_id())
 
     def find(self) -> Source:
         """Return the source of the next stream."""
@@ -131,13 +138,13 @@ class StreamIdentity:
     def begin(self) -> Source:
         """Return the source of the stream that begins now; the process's has another id if another bus used it."""
         source = self.find()
-        if self._given is None and not self.claim(source):
-            self._given = source = attrs.evolve(source, id=os.urandom(8).hex())
+        if self._given is None and _numbered_by.get(source.id, self) is not self:
+            self._given = source = attrs.evolve(source, id=new_id())
         return source
 
     def claim(self, source: Source) -> bool:
-        """Note that the bus numbers the events of *source*; return whether no other bus of this process does."""
-        return _numbered_by.setdefault(source.id, self) is self
+        """Note that the bus numbers the events of *source*; return whether it may: nobody else does."""
+        return is_made_here(source.id) and _numbered_by.setdefault(source.id, self) is self
 
     def renew(self, ended: Source) -> Source:
         """
@@ -145,7 +152,7 @@ class StreamIdentity:
 
         If the bus or the process used the ended source, it uses the new one from now on, also as the parent of others.
         """
-        fresh = attrs.evolve(ended, id=os.urandom(8).hex())
+        fresh = attrs.evolve(ended, id=new_id())
         if self._given is ended:
             self._given = fresh
         elif self._given is None:
@@ -231,8 +238,7 @@ class Dispatcher:
         self._thread = LateThread(self._serve, "trackside-dispatcher")
         self._draining = threading.RLock()
         self._holder: int | None = None
-        # C code: a signal handler that flushes while its thread is inside a flush cannot deadlock here.
-        self._requests: queue.SimpleQueue[threading.Lock | str] = queue.SimpleQueue()
+        self._requests: Mailbox[threading.Lock | str] = Mailbox()
         self._has_published = False
         self._log = RateLimitedLog()
         self._log_of_sums = RateLimitedLog()
@@ -376,13 +382,13 @@ class Dispatcher:
         while not stop and not self._is_over:
             waiting: list[threading.Lock] = []
             try:
-                request = self._requests.get(timeout=self._pause_s)
+                request = self._requests.get(self._pause_s)
                 while True:
                     if isinstance(request, str):
                         stop = stop or request == _STOP
                     else:
                         waiting.append(request)
-                    request = self._requests.get_nowait()
+                    request = self._requests.get(0.0)
             except queue.Empty:
                 pass
             if self.hold(threading.TIMEOUT_MAX):
@@ -404,8 +410,8 @@ class Dispatcher:
             the dispatcher from its other duties.
         """
         now_s, count = time.monotonic(), self.queue.put_in_order()
-        is_busy = count > _BUSY_PER_S * (now_s - self._drained_s)
-        self._drained_s, self._pause_s = now_s, BUSY_POLL_S if is_busy else POLL_S
+        worth_s = _WORTH_EVENTS * (now_s - self._drained_s) / count if count else POLL_S
+        self._drained_s, self._pause_s = now_s, min(POLL_S, max(BUSY_POLL_S, worth_s))
         self.queue_peak = max(self.queue_peak, count)
         done = self._work_through(count, deadline_s)
         for _ in range(ROUNDS - 1):
@@ -516,10 +522,10 @@ class Dispatcher:
             return
         if self.source is not None:
             self._end("succeeded by another source")
-        if source.id in self._known_ids:
+        if source.id in self._known_ids or not self._identity.claim(source):
             source = self._identity.renew(source)
+            self._identity.claim(source)
         self._known_ids.add(source.id)
-        self._identity.claim(source)
         self.source = source
         for subscriber in self._subscribers:
             if isinstance(subscriber, FrameSubscriber):
@@ -631,7 +637,7 @@ class Dispatcher:
         It stops at the first that cannot be encoded.
 
         Returns:
-            How many were delivered.
+            The number of events that were delivered.
         """
         queue, batcher = self.queue.ordered, self._batcher
         cls = type(queue[0])

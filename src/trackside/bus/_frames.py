@@ -133,7 +133,7 @@ class FrameBatcher:
         return sum(dropped_by_name(admissions).values()) - sum(self._dropped_before.values())
 
     def _dropped(self, admissions: Admissions) -> dict[str, int]:
-        """Return what was dropped since the source began, of the types that lost most if there are too many."""
+        """Return the drops since the source began, by type; of too many types those that lost most."""
         before = self._dropped_before
         counts = {name: count - before.get(name, 0) for name, count in dropped_by_name(admissions).items()}
         most = sorted(((count, name) for name, count in counts.items() if count), reverse=True)

@@ -43,7 +43,7 @@ class QueueByLane:
     """
     A deque for each lane.
 
-    What a thread logs keeps its order, and so does what two threads log where the second began after the first had
+    Events of one thread keep their order, and so do events of two threads if the second call began after the first had
     returned. For that, all threads must read the same clock, which advances between the two calls.
     """
 
@@ -83,7 +83,7 @@ class QueueByLane:
 
     def put_in_order(self) -> int:
         """Put in order what was logged before this call; return how many items wait in order."""
-        # What is logged later waits for the next call: its lane may have been emptied before that of its predecessor.
+        # Later items wait for the next call: their lane may have been emptied before that of their predecessors.
         until_ns = now_ns()
         self._moves |= 1  # it is odd already if an exception of a signal handler ended the call before
         # Each of the calls that move entries is one into C: no such exception can come within it.

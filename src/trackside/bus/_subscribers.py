@@ -10,6 +10,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from trackside._free_threading import lane
+from trackside._implementation import native
 from trackside.bus._admission import NEVER, is_settled
 from trackside.bus._sink_worker import SinkWorker
 from trackside.bus._stats import HandlerStats
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     """One step of a route: count the arrival, call, count the end (None if there is none to count), and the target."""
 
 DEEPEST: Final = 16
-"""How deep handlers may log from within handlers."""
+"""The depth to which handlers may log from within handlers."""
 
 SUSPICIOUS: Final = 4
 """
@@ -47,7 +48,7 @@ class Target(Protocol):
 
     ceiling: float
     """
-    Where arrivals mean that handlers may be logging too deep: a few more than calls that have returned.
+    The number of arrivals from which handlers may be logging too deep: a few more than the calls that have returned.
 
     A first test that costs one comparison. Threads that log at once can pass it without being deep, so the caller then
     looks at its own stack.
@@ -55,7 +56,7 @@ class Target(Protocol):
 
     suppressed: ThreadSafeCount
     failed: ThreadSafeCount
-    """Where an event is counted that there is no room on the stack to deliver."""
+    """The count of events that there is no room on the stack to deliver."""
 
     def fail(self, error: BaseException) -> HandlerSuspended | None:
         """Count a delivery that raised *error*; return what to publish if the handler is suspended from now on."""
@@ -85,7 +86,7 @@ NO_HANDLER: Final = NoHandler()
 
 def is_too_deep(log: CodeType) -> bool:
     """Return whether this thread is inside more than 16 calls of *log*; too expensive to ask without cause."""
-    depth = 0
+    depth = 0 if native is None else native.calls_of_log()
     frame = sys._getframe(1)  # noqa: SLF001  the only way to see one's own stack
     while frame is not None:
         depth += frame.f_code is log
@@ -183,7 +184,7 @@ class InlineSubscriber:
         self._decide = self._keep.start() if self._keep is not None else None
 
     def lane(self) -> Lane:
-        """Return what this thread's lane has of the callable."""
+        """Return the callable's state in this thread's lane."""
         number = lane()
         return self._lanes.get(number) or self._lanes.setdefault(number, Lane(self))
 
@@ -316,7 +317,7 @@ class QueuedSubscriber:
         self.dropped = 0
         self.suspended: int = 0
         self.dropped_unreported: dict[str, int] = {}
-        """What this subscriber dropped since that was last published, by wire name."""
+        """The events that this subscriber dropped and that are not published yet: how many, by wire name."""
         self.joined: bool = False
         self.closing: bool = False
         self._dropped_before: dict[Admission, int] = {}
@@ -341,7 +342,7 @@ class QueuedSubscriber:
         return True
 
     def _progress(self) -> _Progress:
-        """Return what became of the events that left the queue."""
+        """Return the outcomes of the events that left the queue."""
         return _Progress(self.handled, self.failed, self.suspended, self.in_hand)
 
     # --- joining and leaving -----------------------------------------------------------------------------------

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from trackside.cli._serving import collecting_rarely, until_signalled
 from trackside.events import ConfigError
 from trackside.handlers.eventlog import is_stream
 
+HELP = "keep the events of a stream as Parquet"
+DESCRIPTION = (
+    "Write the events of a stream as Parquet, a table for each type of event, as they come, to a "
+    "directory or an object store. Ends at SIGINT or SIGTERM, and goes on where the tables end."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "archive",
-        help="keep the events of a stream as Parquet",
-        description="Write the events of a stream as Parquet, a table for each type of event, as they come, to a "
-        "directory or an object store. Ends at SIGINT or SIGTERM, and goes on where the tables end.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("stream", metavar="STREAM", help="the stream, as nats://HOST:PORT/STREAM, or a run in it")
     parser.add_argument("place", metavar="PLACE", help="a directory, or a bucket as s3://BUCKET/PATH")
     parser.add_argument(
@@ -27,7 +26,6 @@ def add_to(commands: Any) -> None:
         default=3600.0,
         help="how much time the files of a batch cover (default: %(default).0f)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

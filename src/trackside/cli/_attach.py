@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from trackside.cli._print import (
     EventLines,
@@ -22,23 +20,21 @@ from trackside.cli._print import (
 )
 from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
-from trackside.events import ConfigError, Event, Priority
-from trackside.handlers import follow
-from trackside.handlers.eventlog import is_stream, stream_module
+from trackside.events import Event, Priority
 from trackside.handlers.zeromq import Attachment, attach
 from trackside.wire import to_json
 
 _LOOK_S: Final = 0.5
 
+HELP = "watch a running job, or a collector"
+DESCRIPTION = (
+    "Print the events of a running job, one a line, from now on until it ends. The job never waits "
+    "for it; what it has to skip is reported."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "attach",
-        help="watch a running job, or a collector",
-        description="Print the events of a running job, one a line, from now on until it ends. The job never waits "
-        "for it; what it has to skip is reported.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "endpoint",
         metavar="ENDPOINT",
@@ -58,15 +54,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--insecure", action="store_true", help="do without keys where they would be needed")
     parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     ranks = rank_set(options)
-    if any(map(is_stream, options.endpoint)):
-        return _follow_streams(options, show, ranks)
     watching = attach(
         *options.endpoint,
         to=globs(options.type) or Event,
@@ -76,20 +69,6 @@ def run(options: argparse.Namespace) -> int:
     )
     with collecting_rarely(), watching as attachment:
         _print(attachment, show, ranks, options.count)
-    return 0
-
-
-def _follow_streams(options: argparse.Namespace, show: Callable[[Event], str], ranks: frozenset[int] | None) -> int:
-    """Print what is stored from now on; a stream outlives its jobs, so that is until we are stopped."""
-    if not all(map(is_stream, options.endpoint)):
-        raise ConfigError("attach", " ".join(options.endpoint), "give endpoints of jobs or streams, not both")
-    streams = [endpoint if "?" in endpoint else f"{endpoint}?since={time.time():.3f}" for endpoint in options.endpoint]
-    for stream in streams:
-        stream_module().copied(stream)  # one that is not there is an error now
-    lowest = Priority[options.min_priority.upper()] if options.min_priority else Priority.PROFILE
-    events = of_ranks(follow(*streams, to=globs(options.type) or Event), ranks)
-    for event in islice((event for event in events if event.priority >= lowest), options.count):
-        print(show(event), flush=True)
     return 0
 
 
@@ -121,7 +100,7 @@ class _News:
         self._busy = ""
 
     def report(self, attachment: Attachment) -> None:
-        """Say what is new: who answers, who no longer does, and what did not get here."""
+        """Report news: peers that answer, peers that no longer do, and losses."""
         peers = [printable(peer) for peer in attachment.peers if peer]
         if peers and not self._is_met:
             self._is_met = True

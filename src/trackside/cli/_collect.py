@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from trackside.cli._print import event_line, warn
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
@@ -34,16 +34,16 @@ _MOST_LINES: Final = 100
 _LONGEST_LINE: Final = 1_000
 _NOTICED = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
 
+HELP = "take many ranks in, keep their logs, let viewers attach"
+DESCRIPTION = (
+    "Take the streams of many ranks in, keep their logs, and let viewers attach. Ranks that fall "
+    "silent, and events that are lost, are said on stderr. With the address of a stream, ranks publish there, and "
+    "any number of these commands divide its runs. Ends at SIGINT or SIGTERM."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "collect",
-        help="take many ranks in, keep their logs, let viewers attach",
-        description="Take the streams of many ranks in, keep their logs, and let viewers attach. Ranks that fall "
-        "silent, and events that are lost, are said on stderr. With the address of a stream, ranks publish there, and "
-        "any number of these commands divide its runs. Ends at SIGINT or SIGTERM.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "stream", metavar="STREAM", nargs="?", help="collect a stream, as nats://HOST:PORT/STREAM, in place of --bind"
     )
@@ -69,7 +69,6 @@ def add_to(commands: Any) -> None:
         default=PeerLimits().events,
         help="events a second that one peer may send (default: %(default).0f)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
@@ -25,15 +25,15 @@ _MOST_SETTINGS: Final = 40
 _FIGURES: Final = {1, 2, 3}
 """The columns of the table with figures."""
 
+HELP = "say whether runs got better or worse, and in what"
+DESCRIPTION = (
+    "Compare runs A with runs B. Each is a path, or the name of a run, a session or a perf tag below "
+    "--in. Exit code 1 says that B is worse."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "compare",
-        help="say whether runs got better or worse, and in what",
-        description="Compare runs A with runs B. Each is a path, or the name of a run, a session or a perf tag below "
-        "--in. Exit code 1 says that B is worse.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("runs", metavar="A B", nargs="+", help="the runs before and after; B alone with --baseline")
     parser.add_argument("--in", dest="where", metavar="PATH", action="append", default=[], help="where names are found")
     parser.add_argument(
@@ -45,7 +45,6 @@ def add_to(commands: Any) -> None:
         "--least", metavar="PERCENT", type=float, default=1.0, help="the change of step time that matters (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,16 +10,16 @@ from trackside.core.text import printable
 from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command
 
+HELP = "ask a running job how it is, or to record less"
+DESCRIPTION = (
+    "Have all ranks, or some, say how they are (status), record less (priority, sample, pause), all "
+    "again (resume), or write what they have (flush). Each use is an event in their streams. Over TCP this takes "
+    "the control key."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "ctl",
-        help="ask a running job how it is, or to record less",
-        description="Have all ranks, or some, say how they are (status), record less (priority, sample, pause), all "
-        "again (resume), or write what they have (flush). Each use is an event in their streams. Over TCP this takes "
-        "the control key.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("endpoint", metavar="ENDPOINT", help="where a job publishes, or a collector does")
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--keys", metavar="DIR", help="a directory with the control key")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from trackside.cli._print import readable, report_unread
+from trackside.cli._print import add_paths, readable, report_unread
+from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
 from trackside.events import UnreadableError
 from trackside.handlers import Replay, replay
@@ -20,15 +18,13 @@ from trackside.wire import to_json
 
 _PROGRESS_EVERY: Final = 100_000
 
+HELP = "write logs in another format"
+DESCRIPTION = "Write the events of logs in another format."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "export",
-        help="write logs in another format",
-        description="Write the events of logs in another format.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
     formats = parser.add_mutually_exclusive_group(required=True)
     formats.add_argument(
         "--jsonl",
@@ -41,7 +37,6 @@ def add_to(commands: Any) -> None:
         help="write Parquet, a table for each type of event, parted by session, attempt and rank, below DIR",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE, or an export in DIR, if it exists")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -88,7 +83,7 @@ def _export_parquet(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.", suffix=".part", dir=target.parent) as directory:
             files = ParquetFiles(Path(directory, "new"))
             files.directory.mkdir(mode=0o700)
-            with _collecting_rarely():
+            with collecting_rarely():
                 for _, frames in recorded.by_source():
                     for view in frames:
                         files.add(view.events)
@@ -102,17 +97,6 @@ def _export_parquet(options: argparse.Namespace) -> int:
         raise _refused(target, error) from error
     _end_progress(files.events)
     return _print_result(recorded, files.events, target)
-
-
-@contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Have Python look for garbage in circles less often: there is none, and looking takes a sixth of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _write_whole(recorded: Replay, target: Path) -> int:

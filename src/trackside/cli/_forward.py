@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from trackside.cli._serving import add_safety, paste_ready, until_signalled
 from trackside.handlers.zeromq import Forwarder
 
+HELP = "send a node's ranks on over one connection"
+DESCRIPTION = (
+    "Take the streams of a node's ranks in and send them on, as they came, to a collector or "
+    "another forwarder. Ends at SIGINT or SIGTERM."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "forward",
-        help="send a node's ranks on over one connection",
-        description="Take the streams of a node's ranks in and send them on, as they came, to a collector or "
-        "another forwarder. Ends at SIGINT or SIGTERM.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("--bind", metavar="ENDPOINT", required=True, help="where ranks connect to, as tcp://*:7070")
     parser.add_argument("--to", metavar="ENDPOINT", required=True, help="the collector, or another forwarder")
     add_safety(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.cli._print import UNREADABLE, json_text, readable, report_unread, warn
+from trackside.cli._print import UNREADABLE, add_session, json_text, readable, report_unread, warn
 from trackside.core import text as words
 from trackside.core.text import clock, printable
 from trackside.core.times import time_ns
@@ -24,17 +24,17 @@ _STEP_TIME: Final = ("ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s")
 _MOST_SESSIONS: Final = 20
 _MOST_SECONDS: Final = 4e9
 
+HELP = "say what every second of a session was spent on"
+DESCRIPTION = (
+    "Assign every second of a session, over all its attempts, to one bucket. Times T are ISO 8601 "
+    "with a zone, or seconds since 1970."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "goodput",
-        help="say what every second of a session was spent on",
-        description="Assign every second of a session, over all its attempts, to one bucket. Times T are ISO 8601 "
-        "with a zone, or seconds since 1970.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("path", metavar="PATH", nargs="+", help="event logs or records, or directories with such")
-    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+    add_session(parser)
     parser.add_argument("--from", dest="start", metavar="T", help="count from then on")
     parser.add_argument("--to", dest="end", metavar="T", help="count until then")
     parser.add_argument("--window", metavar="SECONDS", help="count so many seconds: after --from, else the last ones")
@@ -49,7 +49,6 @@ def add_to(commands: Any) -> None:
         help="event logs, or ml-goodput-measurement's records as JSON lines; by content unless given",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -279,7 +278,7 @@ def _row(bucket: str, width: int, length: float, tenths: int) -> str:
 
 
 def _shares(lengths: Sequence[float]) -> list[int]:
-    """Return what each of *lengths* is of all, in tenths of a percent: rounded so that they add up to the whole."""
+    """Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to the whole."""
     total = sum(lengths)
     if not total:
         return [0] * len(lengths)

@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trackside.bus import Bus
 from trackside.cli._print import UNREADABLE, warn
@@ -20,18 +20,15 @@ _CHUNK: Final = 8_000
 """Events that the bus has room for, whatever their priority."""
 _FLUSH_S: Final = 60.0
 
+HELP = "make an event log of another system's records"
+DESCRIPTION = "Make an event log of torchtitan's structured logs, so that every command can read them."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "import",
-        help="make an event log of another system's records",
-        description="Make an event log of torchtitan's structured logs, so that every command can read them.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .jsonl file, or a directory with such at any depth")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="where the event log goes")
     parser.add_argument("--format", choices=["torchtitan"], default="torchtitan", help="whose records they are")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,24 +6,21 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from trackside.cli._print import UNREADABLE, json_text, warn
+from trackside.cli._print import UNREADABLE, add_paths, json_text, warn
 from trackside.core.text import clock, duration, plural, printable
 from trackside.handlers import LogCheck, check_logs
 from trackside.handlers.eventlog import FileCheck, SourceCheck
 
 _MOST_LISTED = 20
 
+HELP = "say what is in logs: sources, time, counts, losses, damage"
+DESCRIPTION = "Read logs from end to end and say what they hold, what they miss and what is damaged."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "info",
-        help="say what is in logs: sources, time, counts, losses, damage",
-        description="Read logs from end to end and say what they hold, what they miss and what is damaged.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,9 +38,14 @@ def run(options: argparse.Namespace) -> int:
 def as_text(report: LogCheck) -> str:
     """Return *report* as people read it."""
     lines = []
-    for run_id in sorted({source.source.run_id for source in report.sources}):
-        lines += _run_lines(run_id, [source for source in report.sources if source.source.run_id == run_id])
-    counts: Counter[str] = sum((source.by_type for source in report.sources), Counter())
+    runs: dict[str, list[SourceCheck]] = {}
+    for source in report.sources:
+        runs.setdefault(source.source.run_id, []).append(source)
+    for run_id in sorted(runs):
+        lines += _run_lines(run_id, runs[run_id])
+    counts: Counter[str] = Counter()
+    for source in report.sources:
+        counts.update(source.by_type)
     lines += ["", "events by type"]
     lines += [f"  {count:>12,}  {printable(name)}" for name, count in counts.most_common()] or ["  none"]
     lines += ["", "losses", *_loss_lines(report), "", "files", *_file_lines(report)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from trackside.handlers.zeromq import KEY_ROLES, new_keys
 
@@ -14,12 +13,12 @@ _WHO = {
     "control": "goes to those who may also use `trackside ctl`",
 }
 
+HELP = "make keys for collectors, ranks and viewers"
+DESCRIPTION = "Make keys for endpoints over TCP."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "keys", help="make keys for collectors, ranks and viewers", description="Make keys for endpoints over TCP."
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     kinds = parser.add_subparsers(dest="kind", metavar="new", required=True)
     new = kinds.add_parser(
         "new",
@@ -32,7 +31,6 @@ def add_to(commands: Any) -> None:
     new.add_argument(
         "--role", action="append", choices=KEY_ROLES, help="only this role; may be given more than once (default: all)"
     )
-    new.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

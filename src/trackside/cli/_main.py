@@ -33,50 +33,31 @@ from trackside.cli import (
     _trace,
 )
 from trackside.cli._print import UNREADABLE, warn
-from trackside.core.text import nearest
 from trackside.events import MissingExtraError, TracksideError, __version__
+from trackside.events._settings import nearest
 
 INTERRUPTED: Final = 130
-_COMMANDS: Final = (
-    _report,
-    _top,
-    _compare,
-    _trace,
-    _tail,
-    _attach,
-    _info,
-    _export,
-    _archive,
-    _import,
-    _runs,
-    _scores,
-    _goodput,
-    _run,
-    _collect,
-    _forward,
-    _ctl,
-    _keys,
-)
-_EXAMPLES: Final = {
-    "archive": "nats://stream.example:4222/acme s3://telemetry/acme",
-    "attach": "runs/ -t '*.iteration.ended'",
-    "collect": "--bind tcp://0.0.0.0:7700 --log logs/ --keys keys/",
-    "compare": "runs/before runs/after",
-    "ctl": "runs/ status",
-    "export": "runs/ --jsonl events.jsonl",
-    "forward": "--bind tcp://0.0.0.0:7701 --to tcp://collector:7700 --keys keys/",
-    "goodput": "runs/",
-    "import": "outputs/structured_logs -o runs/",
-    "info": "runs/",
-    "keys": "new keys/",
-    "report": "runs/ --html report.html",
-    "run": "--log runs/today -- torchrun --nproc-per-node 2 train.py",
-    "runs": "runs/ --html site/",
-    "scores": "runs/",
-    "tail": "runs/ -n 20 -t 'acme.*'",
-    "top": "runs/",
-    "trace": "runs/ -o trace.json --steps 100-110",
+_COMMANDS: Final = {
+    "report": (_report, "runs/ --html report.html"),
+    "top": (_top, "runs/"),
+    "compare": (_compare, "runs/before runs/after"),
+    "trace": (_trace, "runs/ -o trace.json --steps 100-110"),
+    "tail": (_tail, "runs/ -n 20 -t 'acme.*'"),
+    "attach": (_attach, "runs/ -t '*.iteration.ended'"),
+    "info": (_info, "runs/"),
+    "export": (_export, "runs/ --jsonl events.jsonl"),
+    "archive": (_archive, "nats://stream.example:4222/acme s3://telemetry/acme"),
+    "import": (_import, "outputs/structured_logs -o runs/"),
+    "runs": (_runs, "runs/ --html site/"),
+    "scores": (_scores, "runs/"),
+    "goodput": (_goodput, "runs/"),
+    "run": (_run, "--log runs/today -- torchrun --nproc-per-node 2 train.py"),
+    "collect": (_collect, "--bind tcp://0.0.0.0:7700 --log logs/ --keys keys/"),
+    "forward": (_forward, "--bind tcp://0.0.0.0:7701 --to tcp://collector:7700 --keys keys/"),
+    "ctl": (_ctl, "runs/ status"),
+    "keys": (_keys, "new keys/"),
 }
+"""In the order of the help: by name its module, and the arguments of its example."""
 _SIMILAR: Final = {
     **dict(zip("▁▂▃▄▅▆▇█", "__..--=#", strict=True)),
     "…": ".",
@@ -221,13 +202,18 @@ def build_parser() -> _Parser:
     parser.add_argument(
         "--print-completion",
         metavar="SHELL",
-        choices=("bash", "zsh", "tcsh"),
+        choices=("bash", "zsh", "tcsh", "fish"),
         action=_PrintCompletion,
-        help="print what completes this command in bash, zsh or tcsh, and leave",
+        help="print what completes this command in bash, zsh, tcsh or fish, and leave",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add_to(commands)
-    for name, command_parser in commands.choices.items():
-        command_parser.epilog = f"example:\n  trackside {name} {_EXAMPLES[name]}"
+    for name, (module, example) in _COMMANDS.items():
+        command: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.DESCRIPTION,
+            epilog=f"example:\n  trackside {name} {example}",
+        )
+        command.set_defaults(run=module.run)
+        module.add_arguments(command)
     return parser

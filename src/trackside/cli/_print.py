@@ -19,7 +19,7 @@ import attrs
 from trackside.core import text
 from trackside.core.text import clock, duration, printable
 from trackside.events import ConfigError, Event, KernelWindow, Priority, SectionWindow, UnreadableError
-from trackside.handlers import Replay
+from trackside.handlers import Replay, replay
 from trackside.handlers.eventlog import is_stream
 from trackside.wire import fields_of, wire_name_of
 
@@ -55,6 +55,16 @@ def _value(name: str, value: Any) -> str:
     return str(value)
 
 
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name event logs."""
+    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that selects a session."""
+    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+
+
 def add_types(parser: argparse.ArgumentParser) -> None:
     """Add the argument that selects types of events."""
     parser.add_argument(
@@ -68,7 +78,7 @@ def add_types(parser: argparse.ArgumentParser) -> None:
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return what reads an argument that is a whole number from *least*."""
+    """Return a function that reads an argument that is a whole number from *least*."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -114,8 +124,16 @@ def warn(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
-def say_missing(command: str, paths: Iterable[str]) -> None:
-    """Say which *paths* a command that goes on with what is written waits for."""
+def check_followed(command: str, paths: Iterable[str]) -> None:
+    """
+    Say which *paths* a command that goes on with what is written waits for.
+
+    Raises:
+        UnreadableError: One is a file, and no event log that this release reads.
+    """
+    for path in paths:
+        if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
+            next(replay(path), None)
     missing = [path for path in paths if not is_stream(path) and not os.path.lexists(path)]
     if missing:
         warn(f"trackside {command}: waiting for {', '.join(missing)}, which does not exist yet")
@@ -154,7 +172,7 @@ def _finite(value: Any) -> Any:
 
 
 def readable(recorded: Replay) -> Iterator[Event]:
-    """Yield what can be read of *recorded*, and stop there; `report_unread` says what could not be."""
+    """Yield the readable events of *recorded*, and stop there; `report_unread` prints what could not be read."""
     try:
         yield from recorded
     except UnreadableError:
@@ -205,7 +223,7 @@ class ProgressLine:
 
 
 PIPE_WIDTH: Final = 200
-"""Where neither a terminal nor ``COLUMNS`` says how wide a line may be."""
+"""The width of a line where neither a terminal nor ``COLUMNS`` says it."""
 NARROW: Final = 60
 """With fewer columns the date's place, the milliseconds and the words for rank and step are left out."""
 _PREFIX: Final = "trackside."
@@ -257,7 +275,7 @@ def globs(chosen: Iterable[str]) -> tuple[str, ...]:
 
 
 def said(event: Event) -> Iterator[str]:
-    """Yield what *event* says, the most informative first; what has its default value is left out."""
+    """Yield the fields of *event*, the most informative first; those with their default are left out."""
     fields = dict(fields_of(event))
     identity = fields.get("identity")
     if isinstance(identity, Mapping):
@@ -294,7 +312,7 @@ def said(event: Event) -> Iterator[str]:
 
 
 def _window_said(fields: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a counter's window says: of a counter its total too, of a distribution no sum."""
+    """Yield the figures of a counter's window: of a counter its total too, of a distribution no sum."""
     count, unit = fields.get("count"), str(fields.get("unit") or "")
     yield str(fields.get("name"))
     if count != 1:
@@ -312,7 +330,7 @@ def _window_said(fields: Mapping[str, Any], values: Mapping[str, Any]) -> Iterat
 
 
 def _place(key: str) -> int:
-    """Return where a field stands: before the others, among them, or behind them, as what only a program compares."""
+    """Return a field's sort key: before the others, among them or, if only a program compares it, behind them."""
     return _FIRST.index(key) if key in _FIRST else len(_FIRST) + key.endswith("_id")
 
 

@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 import sys
-from typing import Any
 
-from trackside.cli._print import UNREADABLE, ProgressLine, warn, write_private
+from trackside.cli._print import UNREADABLE, ProgressLine, add_paths, add_session, warn, write_private
 from trackside.core.text import printable
 from trackside.report import Report, read_report, report_lines, report_page
 
@@ -17,23 +16,20 @@ _WIDTH = 100
 """The width where there is no terminal to say how wide it is."""
 _MOST_COLUMNS = 1000
 
+HELP = "say what costs most, which rank, since when, and what to look at next"
+DESCRIPTION = "Read a session's logs, and say what stands out: in the terminal, as one HTML file, or as JSON."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "report",
-        help="say what costs most, which rank, since when, and what to look at next",
-        description="Read a session's logs, and say what stands out: in the terminal, as one HTML file, or as JSON.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
-    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
+    add_session(parser)
     parser.add_argument(
         "--baseline", metavar="PATH", action="append", default=[], help="logs of runs that this one should match"
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page; - is standard output")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--explain", action="store_true", help="say of each rule why it spoke or did not")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import select
 import shutil
 import signal
 import subprocess
@@ -13,9 +12,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from trackside._platform import exit_status_of, process_handle
+from trackside._platform import ExitWatch, exit_status_of
 from trackside.bus import Bus
 from trackside.cli._print import warn
 from trackside.cli._report import run as report
@@ -38,22 +37,22 @@ if TYPE_CHECKING:
     from trackside.handlers.nats import NatsSink
 
 _STOP_S: Final = 10.0
-_LOOK_MS: Final = 100
-"""Between two looks for new processes."""
+_LOOK_S: Final = 0.1
+"""Between two looks for new processes, in seconds."""
 _CLOCK_S: Final = 60.0
-"""How far the clock of a stream's server may be behind ours."""
+"""The time by which the clock of a stream's server may be behind ours."""
 _SIGNALLED: Final = 128
 """Added, as shells do, to the number of the signal that ended a program."""
 
+HELP = "run a job with a collector beside it, and report at its end"
+DESCRIPTION = (
+    "Run a job, such as torchrun, on this node with a collector beside it. Every process of it that "
+    "calls trackside.start() finds the collector by itself. Ends with the job's exit code."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "run",
-        help="run a job with a collector beside it, and report at its end",
-        description="Run a job, such as torchrun, on this node with a collector beside it. Every process of it that "
-        "calls trackside.start() finds the collector by itself. Ends with the job's exit code.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "--log", metavar="DIR", default="runs", help="where the collector keeps the logs (default: runs)"
     )
@@ -64,7 +63,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--no-report", action="store_true", help="print no report at the end")
     parser.add_argument("program", metavar="-- COMMAND", nargs=argparse.REMAINDER, help="the job's command line")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -78,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         collector = Collector(f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log)
         thread = threading.Thread(target=collector.serve, name="trackside-collector")
         thread.start()
-        exits = _ExitWatch(collector)
+        exits = _Exits(collector)
         try:
             warn(f"watch it: trackside attach {collector.viewer_endpoint}")
             began_ns = time.time_ns()
@@ -116,7 +114,7 @@ def _exit_code(status: int) -> int:
     return status if status >= 0 else _SIGNALLED - status
 
 
-class _ExitWatch:
+class _Exits:
     """
     Notes when the processes of the job exit, and how.
 
@@ -127,41 +125,38 @@ class _ExitWatch:
     def __init__(self, collector: Collector) -> None:
         self._states = collector.streams.registry.states
         self._is_over = threading.Event()
-        self._watched: set[str] = set()
+        self._known: set[str] = set()
         self._by_handle: dict[int, Source] = {}
+        self._watch = ExitWatch()
         self.seen: list[ProcessExited] = []
         """The exits, in their order."""
-        self._thread = threading.Thread(target=self._watch, name="trackside-exits")
+        self._thread = threading.Thread(target=self._note_all, name="trackside-exits")
         self._thread.start()
 
-    def _watch(self) -> None:
+    def _note_all(self) -> None:
         is_last = False
         while not is_last:
             is_last = self._is_over.is_set()
-            self._open_new()
+            self._watch_new()
             if self._by_handle:
-                poll = select.poll()
-                for handle in self._by_handle:
-                    poll.register(handle, select.POLLIN)
-                for handle, _ in poll.poll(0 if is_last else _LOOK_MS):
-                    self._note(handle)
+                for handle in self._watch.wait(0.0 if is_last else _LOOK_S):
+                    self._note(self._by_handle.pop(handle))
             else:
-                self._is_over.wait(_LOOK_MS / 1e3)
+                self._is_over.wait(_LOOK_S)
 
-    def _open_new(self) -> None:
-        for name, state in list(self._states.items()):
-            source = state.source
-            if name in self._watched or source.host != platform.node():
-                continue
-            self._watched.add(name)
-            handle = process_handle(source.pid)
+    def _watch_new(self) -> None:
+        here = platform.node()
+        new = {name: state.source for name, state in list(self._states.items()) if name not in self._known}
+        self._known |= new.keys()
+        for source in new.values():
+            if source.host != here or (len(self._known) > 1 and exit_status_of(source.pid) is not None):
+                continue  # it has exited already: nobody saw whether it was the first
+            handle = self._watch.add(source.pid)
             if handle is not None:
                 self._by_handle[handle] = source
 
-    def _note(self, handle: int) -> None:
-        source = self._by_handle.pop(handle)
+    def _note(self, source: Source) -> None:
         status = exit_status_of(source.pid)
-        os.close(handle)
         event = ProcessExited(source_id=source.id, exit_status=status, at_ns=time.time_ns(), span_id=0, step=-1)
         self.seen.append(event)
 
@@ -169,8 +164,7 @@ class _ExitWatch:
         """Note what has exited by now, and end."""
         self._is_over.set()
         self._thread.join(_STOP_S)
-        for handle in self._by_handle:
-            os.close(handle)
+        self._watch.close()
 
 
 def _record_exit(

@@ -9,7 +9,7 @@ from typing import Any
 
 from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn, write_private
 from trackside.core.text import clock, duration, exit_words, plural, printable, ranges
-from trackside.events import UnreadableError
+from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
 from trackside.report import (
     AttemptOutline,
@@ -24,25 +24,27 @@ from trackside.report import (
 _MOST_RANGES = 8
 _SAID = {ENDED: "ended", DIED: "died", SILENT: "silent", RUNNING: "running, or died"}
 
+HELP = "list sessions, runs and attempts, and what became of them"
+DESCRIPTION = (
+    "List what was run: sessions, perf tags, attempts, ranks, last steps, and how they ended. "
+    "Only the beginning and the end of each log are read."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "runs",
-        help="list sessions, runs and attempts, and what became of them",
-        description="List what was run: sessions, perf tags, attempts, ranks, last steps, and how they ended. "
-        "Only the beginning and the end of each log are read.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("path", metavar="DIR", nargs="+", help="a directory of event logs, or a .tslog file")
     parser.add_argument(
         "--html", metavar="DIR", help="read the logs whole, and write DIR/index.html and beside it a report of each run"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the list, or write it as pages; 2 if part of the input could not be read."""
+    if options.html and Path(options.html).suffix == ".html" and not Path(options.html).is_dir():
+        remedy = f"there is a page for each run: name a directory for them, as {Path(options.html).stem}/"
+        raise ConfigError("--html", options.html, remedy)
     if options.html:
         _write_pages(options.html, options.path)
     report = read_runs(*options.path)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from trackside.cli._print import json_text, readable, report_unread
+from trackside.cli._print import add_paths, json_text, readable, report_unread
 from trackside.core import text as words
 from trackside.core.text import printable, ranges
 from trackside.events import (
@@ -39,15 +39,13 @@ _REFERENCES: Final = {RELATIVE: "the fastest rank's time", INDIVIDUAL: "the rank
 
 Add = Callable[[str, ScoreReport], None]
 
+HELP = "say which rank is slow, where and since when"
+DESCRIPTION = "Compare what the ranks measured of their sections and kernels; scores below 0.75 are stragglers'."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "scores",
-        help="say which rank is slow, where and since when",
-        description="Compare what the ranks measured of their sections and kernels; scores below 0.75 are stragglers'.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
     parser.add_argument(
         "--window",
         metavar="N",
@@ -57,7 +55,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--group", metavar="KEY", default="", help="compare ranks that share the value of this key")
     parser.add_argument("--json", action="store_true", help="print JSON: all windows, unless one is named")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -207,8 +204,8 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
 
 def _low_score(one: Straggler) -> str:
     return (
-        f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f} since step {one.since_step}"
-        f" (window {one.since_window})"
+        f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f}, low in every window since "
+        f"step {one.since_step} (window {one.since_window})"
     )
 
 

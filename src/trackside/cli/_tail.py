@@ -6,22 +6,22 @@ import argparse
 import collections
 import fnmatch
 import heapq
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from trackside.cli._print import (
     EventLines,
+    add_paths,
     add_ranks,
     add_types,
+    check_followed,
     event_line,
     globs,
     of_ranks,
     rank_set,
     readable,
     report_unread,
-    say_missing,
     warn,
     whole_number,
 )
@@ -33,15 +33,13 @@ _MOST_NAMED: Final = 8
 _SORTED: Final = 4_096
 """Events among which one that was recorded late, as figures that are computed from others, finds its place by time."""
 
+HELP = "print recorded events, one a line"
+DESCRIPTION = "Print the events of logs, one a line, all sources merged by time."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tail",
-        help="print recorded events, one a line",
-        description="Print the events of logs, one a line, all sources merged by time.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written, now or later")
     add_types(parser)
     add_ranks(parser)
@@ -50,7 +48,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -87,10 +84,7 @@ def _there(seen: Iterable[str], wanted: Iterable[str]) -> str:
 
 
 def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
-    for path in options.path:
-        if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
-            next(replay(path), None)  # a file that is no log, and will never be one, is an error now
-    say_missing("tail", options.path)
+    check_followed("tail", options.path)
     events = of_ranks(follow(*options.path, wait=True), rank_set(options))
     for event in _matching(events, globs(options.type), set()):
         print(show(event), flush=True)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from trackside._platform import keyboard
-from trackside.cli._print import json_text, say_missing, warn
+from trackside.cli._print import check_followed, json_text, warn
 from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event
 from trackside.handlers import follow, replay
-from trackside.handlers.eventlog import is_stream
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.zeromq import Attachment, attach
 from trackside.report import Top, TopView, top_line
@@ -29,16 +30,16 @@ _PAUSE_S: Final = 0.02
 _LOOK_S: Final = 0.1
 _PLAIN_EVERY_S: Final = 2.0
 
+HELP = "show what a running job does now"
+DESCRIPTION = (
+    "Show step rate, goodput, findings, ranks, open spans, counters and what was lost, twice a second. "
+    "Keys: q quits, p or the space bar pauses, s sorts the ranks by another column. Where there is no terminal it "
+    "ends with the job."
+)
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "top",
-        help="show what a running job does now",
-        description="Show step rate, goodput, findings, ranks, open spans, counters and what was lost, twice a second. "
-        "Keys: q quits, p or the space bar pauses, s sorts the ranks by another column. Where there is no terminal it "
-        "ends with the job.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "where", metavar="ENDPOINT|PATH", nargs="+", help="where a job is heard (ipc://, tcp://), or what it writes"
     )
@@ -50,14 +51,13 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--plain", action="store_true", help="print lines, as where there is no terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the job until it ends, or until we are interrupted."""
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
-    is_plain = options.plain or options.json or not sys.stdout.isatty()
+    is_plain = options.plain or options.json or not _can_draw()
     with (
         _watching(options, ends_with_job=is_plain) as (top, read),
         _screen(options, is_plain=is_plain) as (show, press),
@@ -78,6 +78,11 @@ def run(options: argparse.Namespace) -> int:
                 return 0
 
 
+def _can_draw() -> bool:
+    """Return whether stdout is a terminal on which a screen can be drawn."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown"}
+
+
 Press = Callable[[], str]
 """Returns the key that was pressed since the last call; empty if none was."""
 Read = Callable[[float], bool]
@@ -86,15 +91,20 @@ Read = Callable[[float], bool]
 
 @contextmanager
 def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[tuple[Top, Read]]:
-    remote = [where for where in options.where if "://" in where and not is_stream(where)]
+    streams = [where for where in options.where if is_stream(where)]
+    remote = [where for where in options.where if "://" in where and where not in streams]
     if remote and len(remote) < len(options.where):
         raise ConfigError("top", " ".join(options.where), "give endpoints or paths, not both")
+    are_runs = [stream_module().is_run(where) for where in streams]
     top = Top()
     if remote:
         # Models of several ranks are one only where all of their events come together.
         models = top.models if len(remote) == 1 else ()
         with attach(*remote, models=models, keys=options.keys, insecure=options.insecure) as attachment:
             yield top, _attached(top, attachment, is_once=options.once)
+    elif are_runs == [True] and len(options.where) == 1:
+        with attach(*streams, models=top.models) as attachment:
+            yield top, _of_stream(top, attachment, is_once=options.once, ends_with_job=ends_with_job)
     elif options.once:
         for event in replay(*options.where):
             top.drive(event)
@@ -104,13 +114,13 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
 
 
 _QUIET_S: Final = 2.0
-"""How long nothing may come from a log before it counts as read to its end."""
+"""The time without news after which a log counts as read to its end."""
 _LATE_S: Final = 1.5
 """Within which who attaches late has the whole state."""
 
 
 def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
-    """Return what takes in a stream; what the job's models know of the time before comes with them."""
+    """Return a reader of a stream; the job's models bring their states of the time before."""
     began_s, consume = time.monotonic(), top.consume if attachment.models else top.drive
     joined_ns = 0
 
@@ -131,9 +141,22 @@ def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
     return read
 
 
+def _of_stream(top: Top, attachment: Attachment, *, is_once: bool, ends_with_job: bool) -> Read:
+    """Return what takes in a run of a stream; the state that its collectors stored is there already."""
+    top.partial = tuple(sorted(name for name, joined in attachment.models.items() if not joined.complete))
+    top.catch_up()
+
+    def take(timeout_s: float) -> Iterable[Event]:
+        yield from attachment.read(timeout_s)
+        top.lose(attachment.lost)
+
+    read = _growing(top, take, top.consume, ends_with_job=ends_with_job)
+    return lambda timeout_s: read(timeout_s) or (is_once and top.is_ready)
+
+
 def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
-    """Return what reads a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
-    say_missing("top", paths)
+    """Return a reader of a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
+    check_followed("top", paths)
     waiting: deque[Event] = deque()
 
     def watch() -> None:
@@ -144,28 +167,53 @@ def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
 
     threading.Thread(target=watch, name="trackside top", daemon=True).start()
 
+    def take(timeout_s: float) -> Iterable[Event]:
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            if waiting:
+                yield waiting.popleft()
+            else:
+                time.sleep(_PAUSE_S)
+
+    return _growing(top, take, top.drive, ends_with_job=ends_with_job)
+
+
+def _growing(
+    top: Top, take: Callable[[float], Iterable[Event]], consume: Callable[[Event], None], *, ends_with_job: bool
+) -> Read:
+    """Return what has *consume* read a log, or a stream like one, to its end: what comes is new, or nothing does."""
     heard_s = time.monotonic()
 
     def read(timeout_s: float) -> bool:
         nonlocal heard_s
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s:
-            if waiting:
-                event = waiting.popleft()
-                top.drive(event)
-                heard_s = time.monotonic()
-                top.is_ready = top.is_ready or time.time_ns() - event.at_ns < _LATE_S * 1e9
-            else:
-                time.sleep(_PAUSE_S)
-                top.is_ready = top.is_ready or time.monotonic() - heard_s > _LATE_S
-        return ends_with_job and time.monotonic() - heard_s > _QUIET_S and top.is_over(time.time_ns())
+        for event in take(timeout_s):
+            consume(event)
+            heard_s = time.monotonic()
+            top.is_ready = top.is_ready or time.time_ns() - event.at_ns < _LATE_S * 1e9
+        quiet_s = time.monotonic() - heard_s
+        top.is_ready = top.is_ready or quiet_s > _LATE_S
+        return ends_with_job and quiet_s > _QUIET_S and top.is_over(time.time_ns())
 
     return read
 
 
+def _lines() -> Callable[[TopView], None]:
+    """Return what prints a view as a line; of a job that has ended, not the same line again."""
+    said = ""
+
+    def say(view: TopView) -> None:
+        nonlocal said
+        line = printable(top_line(view))
+        if line != said or not view.has_ended:
+            print(f"{clock(view.at_ns, has_ms=True)[11:19]}  {line}", flush=True)
+        said = line
+
+    return say
+
+
 @contextmanager
 def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Callable[[TopView], None], Press]]:
-    """Yield what shows a view, and what returns the key that was pressed."""
+    """Yield a function that shows a view, and one that returns the key that was pressed."""
     if options.json:
         yield lambda view: print(json_text(view.to_json()), flush=True), str
         return
@@ -178,10 +226,7 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
             warn("trackside top: these are lines, since the library rich, which draws a screen, is not installed")
             is_plain = True
     if is_plain:
-        yield (
-            lambda view: print(printable(f"{clock(view.at_ns, has_ms=True)[11:19]}  {top_line(view)}"), flush=True),
-            str,
-        )
+        yield _lines(), str
         return
     if options.once:
         yield print_top, str

@@ -5,35 +5,42 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from trackside.cli._print import UNREADABLE, ProgressLine, add_ranks, json_text, private, rank_set, stretch, warn
+from trackside.cli._print import (
+    UNREADABLE,
+    ProgressLine,
+    add_paths,
+    add_ranks,
+    add_session,
+    json_text,
+    private,
+    rank_set,
+    stretch,
+    warn,
+)
 from trackside.core.text import printable
 from trackside.events import UnreadableError
 from trackside.report import Traced, write_trace
 
+HELP = "write a trace that Perfetto opens, all ranks on one clock"
+DESCRIPTION = "Write a session as a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing."
 
-def add_to(commands: Any) -> None:
-    """Add the command to the parser's *commands*."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "trace",
-        help="write a trace that Perfetto opens, all ranks on one clock",
-        description="Write a session as a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing.",
-    )
-    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_paths(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="trace.json", help="write to FILE (default: trace.json)"
     )
-    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+    add_session(parser)
     parser.add_argument("--steps", metavar="A-B", help="only steps A to B, and what was around them")
     add_ranks(parser)
     parser.add_argument(
         "--merge", metavar="FILE", nargs="+", default=[], help="traces of torch.profiler of the same run, to be added"
     )
     parser.add_argument("--json", action="store_true", help="say what was written as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,11 +7,15 @@ from typing import Final
 
 import shtab
 
+from trackside.events import ConfigError
+
 _COMPLETED: Final = {"PATH": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return what completes the commands, options and paths of *parser* in *shell*: ``bash``, ``zsh`` or ``tcsh``."""
+    """Return the script that completes the commands, options and paths of *parser* in *shell*."""
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise ConfigError("--print-completion", shell, "a later shtab has it: pip install --upgrade shtab")
     _complete_paths(parser)
     script: str = shtab.complete(parser, shell)
     return script

@@ -63,7 +63,7 @@ class TracksideExporter:
     """
     An exporter for One Logger: its spans and events become ours, with their own times.
 
-    What One Logger computes is kept as events of their spans; trackside's models compute their own. One Logger
+    One Logger's metrics are kept as events of their spans; trackside's models compute their own. One Logger
     exports no single iterations by default: name them in its export customization to have steps, metrics and goodput.
 
     Args:
@@ -77,7 +77,7 @@ class TracksideExporter:
         self._job: Job | None = None
         self._ids: dict[Any, int] = {}
         self._held: list[Event] | None = None
-        """What came before One Logger said whose job it is, if telemetry is to be turned on; None from then on."""
+        """The events before One Logger named the job, if telemetry is to be turned on; None from then on."""
 
     def initialize(self) -> None:
         """Turn telemetry on, if a directory was given and it is not on yet, as soon as the job is configured."""

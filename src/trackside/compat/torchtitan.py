@@ -58,7 +58,7 @@ def register_trackside_handler(
 
 
 def _end(handler: TitanHandler) -> None:
-    """Take what torchtitan still queues for its handlers, and end the last iteration."""
+    """Read the records that torchtitan still queues for its handlers, and end the last iteration."""
     try:
         flush = getattr(sys.modules.get(_QUEUE), "flush_structured_logger", None)
         if flush is not None:
@@ -109,7 +109,7 @@ def _record(record: logging.LogRecord) -> TitanRecord | None:
     name = getattr(record, "log_type_name", None)
     if not isinstance(name, str):
         return None  # plain text that strayed into the structured logger
-    # Where records are handed over by a thread of torchtitan's, they say whose they are, and of which step.
+    # Records that a thread of torchtitan's hands over name the thread that logged them, and its step.
     logged_in = getattr(record, "logging_thread_state", None)
     step, value = getattr(record, "step", None), getattr(record, "value", None)
     if step is None:

@@ -5,7 +5,7 @@ from trackside.core._closing import Closing, Once, deadline_in, left_s
 from trackside.core._count import CountByLane, ThreadSafeCount
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
 from trackside.core._signal_handlers import is_from_signal_handler
-from trackside.core._worker import LateThread, StopEvent, Work, Worker
+from trackside.core._worker import LateThread, Mailbox, StopEvent, Work, Worker, wait_until_set
 
 __all__ = [
     "LOGGER",
@@ -13,6 +13,7 @@ __all__ = [
     "Closing",
     "CountByLane",
     "LateThread",
+    "Mailbox",
     "Once",
     "RateLimitedLog",
     "StopEvent",
@@ -25,4 +26,5 @@ __all__ = [
     "is_from_signal_handler",
     "is_power_of_two",
     "left_s",
+    "wait_until_set",
 ]

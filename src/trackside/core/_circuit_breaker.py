@@ -68,7 +68,7 @@ class CircuitBreaker:
                 first in a row.
 
         Returns:
-            What to publish if the handler is suspended from now on, else None.
+            The event to publish if the handler is suspended from now on, else None.
         """
         self.failed.add()
         self.report(error)

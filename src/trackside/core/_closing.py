@@ -26,7 +26,7 @@ class Once:
     """
     Work that is done once, by one caller: others that come meanwhile, or from within it, do not wait.
 
-    What an exception interrupts, the next caller begins anew, so the work must allow for what was done before.
+    If an exception interrupts the work, the next caller begins anew, so the work must allow for what was done before.
     """
 
     __slots__ = ("_callers", "_outcome")
@@ -36,7 +36,7 @@ class Once:
         self._outcome = True
 
     def run(self, work: Callable[[], bool]) -> bool:
-        """Return what *work* returned; True while another caller does it."""
+        """Return the result of *work*; True while another caller does it."""
         mine = object()
         try:
             # One step of a dict says who is first; a lock would stay locked if a signal handler raised after `acquire`.

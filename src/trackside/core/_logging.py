@@ -28,8 +28,8 @@ def complain(message: str, *arguments: object, error: BaseException | None = Non
     """
     Report trouble through the standard library's logging, never raising.
 
-    What is not printable in texts is escaped: some are of other processes, and would write lines of their own, or speak
-    to the terminal. A logging handler may itself log events; what goes wrong while complaining is not complained about.
+    Unprintable characters are escaped: some texts are of other processes, and would write lines of their own, or speak
+    to the terminal. A logging handler may itself log events; errors while complaining are not complained about.
     """
     if getattr(_complaining, "now", False):
         return

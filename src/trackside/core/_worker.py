@@ -1,5 +1,5 @@
 """
-Two kinds of thread that others are built on, and the event that stops one.
+Two kinds of thread that others are built on, the event that stops one, and the queue of requests to one.
 
 A `LateThread` is started once, by the first caller that needs it. A `Worker` works at an interval, when there is enough
 to do, and on request; `flush` and `close` wait for it with a ticket.
@@ -11,13 +11,59 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from trackside.core._closing import deadline_in, left_s
 from trackside.core._logging import RateLimitedLog, described
 
 _MOMENT_S: Final = 0.0001
+_LOOK_S: Final = 0.05
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """
+    A queue for one thread that reads, which any thread, finalizer or signal handler may put into.
+
+    A wait ends when its timeout has passed. Up to Python 3.12 `queue.SimpleQueue` waits for ever if the timeout passes
+    before the thread sleeps, or while a signal handler runs or the interpreter lock is waited for.
+    """
+
+    __slots__ = ("_has_news", "_items")
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._has_news = threading.Lock()
+        """Unlocked when something was put in since the reader last looked in vain."""
+        self._has_news.acquire()
+
+    def put(self, item: T) -> None:
+        """Add *item*, and wake the reader."""
+        try:
+            self._items.append(item)
+        finally:  # also if a signal handler raises now
+            try:  # noqa: SIM105  `suppress` is Python, in which a signal handler may raise
+                self._has_news.release()
+            except RuntimeError:  # the reader has not looked since the last item
+                pass
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """
+        Remove and return the oldest item; wait for it for at most *timeout_s* seconds, or for ever if that is None.
+
+        Raises:
+            queue.Empty: None came.
+        """
+        deadline_s = None if timeout_s is None else deadline_in(timeout_s)
+        while True:
+            try:
+                return self._items.popleft()
+            except IndexError:
+                pass
+            if not self._has_news.acquire(timeout=-1 if deadline_s is None else left_s(deadline_s)):
+                raise queue.Empty
 
 
 class StopEvent(threading.Event):
@@ -30,7 +76,7 @@ class StopEvent(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self._is_set = False
-        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._calls: Mailbox[None] = Mailbox()
 
     def is_set(self) -> bool:
         """Return whether it was set."""
@@ -45,8 +91,19 @@ class StopEvent(threading.Event):
         """Wait until it is set, at most *timeout* seconds; return whether it is."""
         if not self._is_set:
             with contextlib.suppress(queue.Empty):
-                self._calls.get(timeout=timeout)
+                self._calls.get(timeout)
         return self._is_set
+
+
+def wait_until_set(stop: threading.Event, timeout_s: float) -> None:
+    """
+    Wait until *stop* is set, at most *timeout_s* seconds; a signal handler of the waiting thread may set it.
+
+    `threading.Event.wait` takes the lock that `set` takes, so that such a handler would wait for its own thread.
+    """
+    deadline_s = deadline_in(timeout_s)
+    while not stop.is_set() and time.monotonic() < deadline_s:
+        time.sleep(min(_LOOK_S, left_s(deadline_s)))
 
 
 class LateThread:
@@ -189,7 +246,7 @@ class Worker:
         self._name = name
         self._pause_s = pause_s
         self._is_wanted = is_wanted
-        self._requests: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._requests: Mailbox[_Ticket | None] = Mailbox()
         self._working = threading.Lock()
         self._log = RateLimitedLog()
         self._thread = LateThread(self._serve, f"trackside-{name}")
@@ -267,7 +324,7 @@ class Worker:
             with self.lock:
                 is_due = bool(tickets) or self.is_closing or self._is_wanted()
             try:
-                request = self._requests.get(timeout=0.0 if is_due else left_s(deadline_s))
+                request = self._requests.get(0.0 if is_due else left_s(deadline_s))
             except queue.Empty:
                 return tickets
             if request is not None:
@@ -277,7 +334,7 @@ class Worker:
         """Release those that no round is done for any more."""
         with contextlib.suppress(queue.Empty):
             while True:
-                request = self._requests.get_nowait()
+                request = self._requests.get(0.0)
                 if request is not None:
                     request.done.release()
 

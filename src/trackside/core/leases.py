@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 _RENEWALS: Final = 4
-"""How often a lease is renewed while it lasts."""
+"""The number of times that a lease is renewed while it lasts."""
 _FORGET_AFTER: Final = 10
 """A worker is forgotten when it was not heard of for so many times as long as a lease lasts."""
 _JOB: Final = "job."
@@ -28,7 +28,7 @@ class Lease:
     owner: str = ""
     """The worker that has it; empty if nobody has."""
     done: int = -1
-    """How much of the job there was when all of it was done; -1 while somebody has it."""
+    """The size of the job when all of it was done; -1 while somebody has it."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class _Seen:
     lease: Lease | None
     """None if it was removed; that has a revision too."""
     since_s: float
-    """When this revision was seen first."""
+    """The time when this revision was seen first."""
 
 
 class LeaseTable:
@@ -66,14 +66,14 @@ class LeaseTable:
 
     def __init__(self, worker: str, *, lease_s: float, most: int) -> None:
         self.worker = worker
-        self.waiting = 0
+        self.waiting: int = 0
         """Jobs beyond what all workers may hold, as of the latest plan, if the others have the same bound."""
         self._lease_s = lease_s
         self._most = most
         self._jobs: dict[str, _Seen] = {}
         self._workers: dict[str, _Seen] = {}
         self._renewed_s: dict[str, float] = {}
-        """When each job that is held was renewed last: when its writing began."""
+        """By job that is held, the time of its last renewal: when its writing began."""
         self._share = 0
 
     @property
@@ -166,5 +166,5 @@ class LeaseTable:
         return now_s - seen.since_s >= self._lease_s
 
     def _rank(self, job: str) -> bytes:
-        """Return what orders jobs otherwise for each worker, so that two of them rarely try the same one."""
+        """Return a job's sort key, another for each worker, so that two of them rarely try the same job."""
         return hashlib.blake2b(f"{self.worker} {job}".encode(), digest_size=8).digest()

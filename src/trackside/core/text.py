@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Iterable
 from typing import Final
 
@@ -133,15 +132,14 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def step(number: int, word: str = "after") -> str:
+    """Return ``after step 7``, with *word*; where no step is known, as the number below zero says, that."""
+    return f"{word} step {number}" if number >= 0 else "before its first step"
+
+
 def exit_words(status: int) -> str:
     """Return how a program ended: its exit *status*, or as a negative number the signal that ended it."""
     return f"signal {-status}" if status < 0 else f"status {status}"
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of *known* that *word* is probably a misspelling of; None if there is none."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
-    return found[0] if found else None
 
 
 def printable(text: str) -> str:

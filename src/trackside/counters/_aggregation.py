@@ -24,7 +24,7 @@ class Aggregation(enum.Enum):
     VALUE = "value"
     """The last value."""
     COUNT = "count"
-    """How many values."""
+    """The number of values."""
     SUM = "sum"
     MEAN = "mean"
     MIN = "min"
@@ -57,7 +57,7 @@ _NEEDS: Final = {
 
 
 def needs_of(aggregations: Iterable[Aggregation]) -> int:
-    """Return what must be kept of each value for *aggregations*; count, sum and last value always are."""
+    """Return the further figures to keep for *aggregations*; count, sum and last value always are kept."""
     needs = 0
     for aggregation in aggregations:
         needs |= _NEEDS.get(aggregation, 0)

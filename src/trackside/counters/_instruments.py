@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -78,21 +79,23 @@ if TYPE_CHECKING or native is None:
         """
         The place where samples wait to be folded: a list.
 
-        The compiled one has a list too, and an array beside it for plain numbers.
+        The compiled one has a list too, and beside it an array for plain numbers and the figures of full arrays.
         """
 
-        __slots__ = ("_buffer",)
+        __slots__ = ("_buffer", "_is_folding", "_needs_samples")
 
         _buffer: list[Any]
+        _is_folding: bool
+        _needs_samples: bool
 
         @property
         def waiting(self) -> int:
             """The number of samples that wait to be folded."""
             return len(self._buffer)
 
-        def _take(self, as_list: bool, /) -> tuple[int, float, float, float, float] | list[Any] | None:  # noqa: ARG002, FBT001
-            """Take the samples that wait in the array, of which there is none."""
-            return None
+        def _take(self, as_list: bool, /) -> list[tuple[int, float, float, float, float] | list[Any]]:  # noqa: ARG002, FBT001
+            """Take the samples that wait outside of the list; there are none."""
+            return []
 
         def _discard(self) -> None:
             """Forget the samples that wait."""
@@ -104,7 +107,7 @@ else:
 
 class Instrument(Recorder):
     """
-    A buffer of recorded values, and what they have added up to.
+    A buffer of recorded values, and their totals.
 
     Threads, signal handlers and finalizers may record at any time.
 
@@ -118,13 +121,11 @@ class Instrument(Recorder):
     __slots__ = (
         "_by_lane",
         "_invalid",
-        "_is_folding",
         "_is_stuck",
         "_lock",
         "_log",
         "_marks",
         "_needs",
-        "_needs_samples",
         "_reason",
         "_refused",
         "_reported",
@@ -200,11 +201,11 @@ class Instrument(Recorder):
             self._buffer.append(value)
 
     def _make_room(self, buffer: list[Any] | None = None) -> bool:
-        """Fold *buffer*, or all; count a sample as refused, and return False, if as many wait as may."""
+        """Fold *buffer*, or all; if the most samples wait even so, count one as refused and return False."""
         # Each other lane may fill up to its next fold without asking.
         most = max(FOLD_AT, FULL_AT - max(0, len(self._by_lane) - 1) * FOLD_AT)
         if sum(map(len, self._buffers())) < most:
-            self.fold(only=buffer)  # not if another thread is folding, or this very thread before a signal came
+            self.fold(only=buffer)  # does nothing if a thread is folding, be it this one below a signal handler
         elif not self.fold(timeout_s=0.0 if self._is_stuck else LOCK_TIMEOUT_S):
             self._is_stuck = True
             self._refused.add()
@@ -223,7 +224,7 @@ class Instrument(Recorder):
             timeout_s: The longest wait for another thread that folds, in seconds.
 
         Returns:
-            False if another thread kept folding, or this very thread is, further down the stack; *then* was not called.
+            False if another thread kept folding, or this one is further down the stack; *then* was not called.
         """
         if self._is_folding and not timeout_s:
             return False
@@ -272,17 +273,17 @@ class Instrument(Recorder):
             len(self.closed),
         )
         taken = self._taken
-        taken.extend(map(self._take, (self._needs_samples,)))
+        taken.extend(chain.from_iterable(map(self._take, (self._needs_samples,))))
         for buffer in buffers:
             waiting = len(buffer)
             if waiting:
-                # What other threads append meanwhile stands behind.
+                # Other threads may append meanwhile: their samples stand behind these.
                 taken += (buffer[:waiting],)
                 del buffer[:waiting]
         for samples in taken:
             if isinstance(samples, tuple):
                 self._add_chunk(SampleChunk.of_figures(*samples))
-            elif samples:
+            else:
                 self._check(samples)
         if then is not None:
             then()
@@ -294,7 +295,7 @@ class Instrument(Recorder):
             del closed[0]
 
     def _undo(self, windows: list[tuple[CollectorWindow, tuple[Any, ...]]], own: tuple[Any, ...], closed: int) -> None:
-        """Be as a fold that was interrupted found it; where this is interrupted, too, it is done again."""
+        """Restore the state before a fold that was interrupted. If interrupted itself, the next fold repeats it."""
         for window, state in windows:
             window.restore(state)
         self._totals, self._windows, self._needs, self._needs_samples, self._invalid, self._reason = own
@@ -366,7 +367,7 @@ class Instrument(Recorder):
         return self.fold(begin, timeout_s=LOCK_TIMEOUT_S)
 
     def extend(self, window: CollectorWindow, needs: int) -> None:
-        """Let *window* know *needs* too, of the values recorded from now on."""
+        """Let *window* compute *needs* too, from the values recorded from now on."""
 
         def extend() -> None:
             window.extend(needs)
@@ -385,7 +386,7 @@ class Instrument(Recorder):
         return self.fold(end, timeout_s=timeout_s)
 
     def declare(self, unit: str, help: str, aggregations: tuple[Aggregation, ...] | None) -> None:  # noqa: A002
-        """Set what was not declared so far."""
+        """Set the declarations that are still open."""
         self.unit = self.unit or unit
         self.help = self.help or help
         self.aggregations = self.aggregations or aggregations

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from trackside.core import LateThread, complain, deadline_in, is_from_signal_handler, left_s
+from trackside.core import LateThread, Mailbox, complain, deadline_in, is_from_signal_handler, left_s
 from trackside.counters._aggregation import Aggregation, in_order
 from trackside.counters._instruments import LOCK_TIMEOUT_S, Counter, CounterSnapshot, Gauge, Instrument, Stat
 from trackside.counters._window_collector import CounterCollector, Raw
@@ -77,7 +77,7 @@ class CounterRegistry:
         """
         Return the counter called *name*, made at the first call: a sum that only grows.
 
-        What one call leaves open, a later one may declare. Beyond 10,000 names all further counters are one; so are
+        A later call may declare what an earlier one left out. Beyond 10,000 names all further counters are one; so are
         further stats, and further gauges: a name stands for a quantity, not for each item that has it.
 
         Args:
@@ -376,7 +376,7 @@ class CounterRegistry:
         """
         Begin anew in a forked child: instruments at zero, collectors with new windows, no callbacks and no thread.
 
-        What the child records is published when it closes, or by the thread once `resume` is called.
+        The child's windows are published when it closes, or by the thread once `resume` is called.
         """
         self._renew_locks()
         self._sampler.forget()
@@ -410,8 +410,7 @@ class Sampler:
     def forget(self) -> None:
         """Drop the thread, which a forked child does not have."""
         self._thread = LateThread(self._run, "trackside-sampler")
-        # C code, unlike an Event: a signal handler may nudge while its thread is just nudging.
-        self._nudges: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._nudges: Mailbox[None] = Mailbox()
         self._is_stopping = False
 
     @property
@@ -438,9 +437,9 @@ class Sampler:
                 complain("the thread of the counters failed: %s; it goes on", error, error=error)
                 wait_s = _RETRY_S
             with contextlib.suppress(queue.Empty):
-                self._nudges.get(timeout=wait_s)
+                self._nudges.get(wait_s)
                 while True:
-                    self._nudges.get_nowait()
+                    self._nudges.get(0.0)
 
 
 def _check_text(field: str, text: Any) -> str:

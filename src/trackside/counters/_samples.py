@@ -1,5 +1,5 @@
 """
-Samples, checked, and the figures of many of them.
+Checked samples, and the figures of many of them.
 
 Samples are kept as they come and checked a chunk at a time: `sum` over a thousand floats is also the cheapest proof
 that they are numbers and that none is NaN. Only a chunk that fails it is checked one by one.
@@ -52,7 +52,7 @@ class SampleChunk:
 
     @classmethod
     def of_figures(cls, count: int, total: float, minimum: float, maximum: float, last: float) -> SampleChunk:
-        """Return a chunk without its samples, for an instrument of which no more than these figures is needed."""
+        """Return a chunk without its samples, for an instrument that needs only these figures."""
         chunk = cls([last], total, 0)
         chunk.count, chunk.minimum, chunk.maximum = count, minimum, maximum
         return chunk
@@ -97,12 +97,12 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Sampl
 
     Args:
         samples: At least one, unchecked, as they were recorded.
-        needs: What to find out about them.
+        needs: The figures to compute.
         lowest: The smallest valid sample; None if every number is valid.
 
     Returns:
-        The chunk, None if no sample is left; how many samples were invalid, NaN among them; what was wrong with the
-        last one; and how many were not finite.
+        The chunk, None if no sample is left; the number of invalid samples, NaN among them; the reason of the last
+        one; and the samples that were not finite.
     """
     if type(samples[0]) in _PLAIN:
         try:
@@ -127,7 +127,7 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Sampl
             invalid += 1
             reason = str(error)
         except Exception as error:
-            # To ask costs more than all else here, and these three are what `number` itself raises.
+            # That check costs more than the rest, and `number` itself raises only these three.
             if not isinstance(error, (TypeError, ValueError, OverflowError)) and is_from_signal_handler(error):
                 raise
             invalid += 1
@@ -147,10 +147,10 @@ def _are_at_least(lowest: float, samples: list[Any]) -> bool:
 
 def number(sample: Any, lowest: float | None = None) -> float:
     """
-    Return *sample* as a float, or as the int it is.
+    Return *sample* as a float, or as an int if it is one.
 
-    Numbers of any kind will do, and arrays without dimensions, such as a loss. One that lives on another device is
-    refused: to read it would make the job wait for the device.
+    Numbers of any kind are valid, and arrays without dimensions, such as a loss. An array on another device is
+    refused: reading it would make the job wait for the device.
 
     Raises:
         TypeError: if it is not one number.
@@ -194,8 +194,8 @@ class Total:
     """
     A sum that stays exact.
 
-    Ints are summed as ints. Floats are summed chunk by chunk, and what the addition of a chunk's sum rounds off is
-    kept (Neumaier, 1974), so the error is that of summing one chunk and does not grow with the number of chunks.
+    Ints are summed as ints. Floats are summed chunk by chunk, and the rounding error of adding each
+    chunk's sum is kept (Neumaier, 1974), so the error is that of one chunk and does not grow with their number.
     """
 
     __slots__ = ("_rounded_off", "_sum")
@@ -205,7 +205,7 @@ class Total:
         self._rounded_off = 0.0
 
     def copy(self) -> Total:
-        """Return a total that goes on from here on its own."""
+        """Return an independent copy."""
         copy = Total()
         copy._sum, copy._rounded_off = self._sum, self._rounded_off
         return copy
@@ -245,7 +245,7 @@ class SampleSummary:
         self.sketch = Sketch() if needs & SKETCH else None
 
     def copy(self) -> SampleSummary:
-        """Return a summary that goes on from here on its own."""
+        """Return an independent copy."""
         copy = SampleSummary(0)
         copy.needs, copy.count, copy.last = self.needs, self.count, self.last
         copy.minimum, copy.maximum, copy.squares = self.minimum, self.maximum, self.squares
@@ -254,7 +254,7 @@ class SampleSummary:
         return copy
 
     def add(self, chunk: SampleChunk) -> None:
-        """Add the values of *chunk*, which must know what `needs` asks."""
+        """Add the values of *chunk*, which must have the figures that `needs` asks for."""
         added = chunk.count
         if self.needs & EXTREMES:
             self.minimum = min(self.minimum, chunk.minimum)

@@ -94,7 +94,7 @@ class CollectorWindow:
         self._total = total.copy()
 
     def state(self) -> tuple[Any, ...]:
-        """Return what a fold changes, to `restore` it."""
+        """Return the values that a fold changes, for `restore`."""
         return (
             self.needs,
             self._start_ns,
@@ -194,7 +194,7 @@ class CounterCollector(Closing):
     """
     Publishes windows of the counters, stats and gauges that it covers, also of those made later; made by `collect`.
 
-    What it accumulates is its own: other collectors have other windows.
+    Each collector accumulates windows of its own.
 
     Args:
         interval_s: Close a window after so many seconds; None for never.
@@ -229,7 +229,7 @@ class CounterCollector(Closing):
         self._waiting: deque[ClosedWindow] = deque()
         self._skips_empty = False
         self.due_ns: int = clock.now_ns() + (self._interval_ns or POLL_NS)
-        """When to `roll` next."""
+        """The time at which to `roll` next."""
 
     def __repr__(self) -> str:
         return f"<Collector of {self.match!r}>"

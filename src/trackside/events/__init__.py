@@ -165,40 +165,19 @@ __all__ = [
 ]
 
 _LATER = {
-    "CheckpointMetricsUpdated": "trackside.events.metrics",
-    "CheckpointSaveFailed": "trackside.events.training",
-    "CheckpointSaveSucceeded": "trackside.events.training",
-    "ClockCompared": "trackside.events.remote",
-    "ConfigLogged": "trackside.events.training",
-    "ControlUsed": "trackside.events.remote",
-    "EvaluationMetricsUpdated": "trackside.events.metrics",
-    "EventsLost": "trackside.events.remote",
-    "ExceptionRaised": "trackside.events.training",
-    "GoodputUpdated": "trackside.events.goodput",
-    "GpuTimingUnavailable": "trackside.events.sections",
-    "JobConfigured": "trackside.events.training",
-    "KernelWindow": "trackside.events.sections",
-    "MetricsLogged": "trackside.events.training",
-    "PeerCut": "trackside.events.remote",
-    "ProductiveWorkSaved": "trackside.events.metrics",
-    "ProcessExited": "trackside.events.remote",
-    "ProgramEnded": "trackside.events.remote",
-    "RankFellSilent": "trackside.events.remote",
-    "RankSpokeAgain": "trackside.events.remote",
-    "RecordFaulted": "trackside.events.goodput",
-    "SectionWindow": "trackside.events.sections",
-    "SlicesCounted": "trackside.events.goodput",
-    "SpanOutOfOrder": "trackside.events.training",
-    "StallDetected": "trackside.events.training",
-    "StepStarted": "trackside.events.goodput",
-    "StragglerReport": "trackside.events.sections",
-    "SystemSamplingStarted": "trackside.events.training",
-    "TestingMetricsUpdated": "trackside.events.metrics",
-    "TrainingConfigured": "trackside.events.training",
-    "TrainingFigures": "trackside.events.metrics",
-    "TrainingMetricsUpdated": "trackside.events.metrics",
-    "TrainingWindowUpdated": "trackside.events.metrics",
-    "ValidationMetricsUpdated": "trackside.events.metrics",
+    "trackside.events.goodput": "GoodputUpdated RecordFaulted SlicesCounted StepStarted",
+    "trackside.events.metrics": (
+        "CheckpointMetricsUpdated EvaluationMetricsUpdated ProductiveWorkSaved TestingMetricsUpdated "
+        "TrainingFigures TrainingMetricsUpdated TrainingWindowUpdated ValidationMetricsUpdated"
+    ),
+    "trackside.events.remote": (
+        "ClockCompared ControlUsed EventsLost PeerCut ProcessExited ProgramEnded RankFellSilent RankSpokeAgain"
+    ),
+    "trackside.events.sections": "GpuTimingUnavailable KernelWindow SectionWindow StragglerReport",
+    "trackside.events.training": (
+        "CheckpointSaveFailed CheckpointSaveSucceeded ConfigLogged ExceptionRaised JobConfigured "
+        "MetricsLogged SpanOutOfOrder StallDetected SystemSamplingStarted TrainingConfigured"
+    ),
 }
 
 __getattr__, __dir__ = load_later(__name__, _LATER)

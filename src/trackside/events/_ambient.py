@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextvars import ContextVar
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, copy_context
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
@@ -26,13 +28,36 @@ _variable: Final[ContextVar[Ambient]] = kept(ContextVar("trackside.ambient", def
 
 
 def _compiled() -> Any:
-    """Return what the compiled core has for the variable: the parts of a step are kept beside it."""
+    """Return the compiled core's variable: the parts of a step are kept beside it."""
     native.keep_surroundings(_variable, NOWHERE)
     return SimpleNamespace(get=native.surroundings, set=native.surround, reset=native.reset_surroundings)
 
 
-ambient: Final[ContextVar[Ambient]] = _variable if native is None else _compiled()
-"""What surrounds the running code, to be read and set as a context variable."""
+def _kept_while_set() -> Any:
+    """
+    Return the variable for Pythons before 3.12, where a finalizer may run, and set a variable, while one is being set.
+
+    CPython then reads the values that it has freed (its issue 148891), so they are kept in memory by a copy.
+    """
+
+    def change(by: Callable[..., Any], argument: object) -> Any:
+        copied = copy_context()
+        changed = by(argument)
+        del copied
+        return changed
+
+    set_, reset = partial(change, _variable.set), partial(change, _variable.reset)
+    return SimpleNamespace(get=_variable.get, set=set_, reset=reset)
+
+
+def _made() -> Any:
+    if native is not None:
+        return _compiled()
+    return _variable if sys.version_info >= (3, 12) else _kept_while_set()
+
+
+ambient: Final[ContextVar[Ambient]] = _made()
+"""The span and the step around the running code, as a context variable."""
 
 
 _ids: Final[Iterator[int]] = itertools.count(1) if native is None else native.Count(1)

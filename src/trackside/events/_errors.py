@@ -15,6 +15,9 @@ Nothing here is raised into a training loop unless its bus is strict.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class TracksideError(Exception):
     """The root of every error of this library."""
@@ -80,3 +83,21 @@ class MissingExtraError(TracksideError, ImportError):
     def __str__(self) -> str:
         problem = f" ({self._problem})" if self._problem else ""
         return f"{self.feature} needs an extra{problem}; run pip install 'trackside[{self.extra}]'"
+
+
+@contextlib.contextmanager
+def needing_extra(feature: str, extra: str) -> Iterator[None]:
+    """
+    Import the libraries that *extra* installs, within the block.
+
+    Args:
+        feature: The part of trackside that needs them.
+        extra: The name of the extra.
+
+    Raises:
+        MissingExtraError: one of them is missing, or lacks what is imported from it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(feature, extra, error) from error

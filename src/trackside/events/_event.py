@@ -20,6 +20,7 @@ from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._errors import ConfigError, DuplicateEventError
 from trackside.events._fields import ENVELOPE, MAX_NAME_LENGTH, Compared, check_schema, fields_in, own_fields
+from trackside.events._settings import suggests_settings
 from trackside.events._source import Source, process_source
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
@@ -27,7 +28,7 @@ _MAX_VERSION = 65_535
 _TAKEN = frozenset({"source", "seq", "wire_name", "version", "priority", "derived"})
 _MAIN = frozenset({"__main__", "__mp_main__"})
 _OWN = "trackside."
-# Those of trackside's own events that an import of trackside leaves out, for what it costs to make their classes.
+# Modules of events that an import of trackside leaves out, because making their classes takes long.
 _LATER = tuple(f"trackside.events.{name}" for name in ("goodput", "metrics", "remote", "sections", "training"))
 
 _classes: dict[str, type[Event]] = {}
@@ -36,7 +37,7 @@ _declared: weakref.WeakSet[type[Event]] = weakref.WeakSet()
 
 def check_names(name: object, version: object) -> None:
     """
-    Check how an event class wants to be known.
+    Check the wire name and the version of an event class.
 
     Raises:
         ConfigError: if the name or the version is malformed.
@@ -55,7 +56,7 @@ def register(cls: type[Event]) -> None:
     """
     Make *cls* known under its wire name.
 
-    A class that is declared again (a reloaded module, a notebook cell run twice) replaces its older self.
+    A class that is declared again (a reloaded module, a notebook cell run twice) replaces the older class.
 
     Raises:
         ConfigError: if fields have names that they cannot have.
@@ -249,7 +250,7 @@ class Event(_Stamped):
         __attrs_attrs__: ClassVar[Any]  # so that type checkers let `attrs.fields` and `attrs.asdict` take events
 
     at_ns: int = FROM_AMBIENT
-    """When it happened, in ns since the epoch; read from the process's clock unless given."""
+    """The time when it happened, in ns since the epoch; read from the process's clock unless given."""
     span_id: int = FROM_AMBIENT
     """The open span around it, by its id in this process; 0 for none. A span's own events name the span itself."""
     step: int = FROM_AMBIENT
@@ -288,6 +289,7 @@ class EventOfSpan(Event):
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
+@suggests_settings()
 def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derived: bool = False) -> Callable[[C], C]:
     """
     Declare an event class under its wire name.

@@ -23,7 +23,7 @@ _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
 
 @functools.cache
 def converter() -> cattrs.Converter:
-    """Return what turns attrs objects into plain data, and plain data into whatever is no scalar or container."""
+    """Return the converter between plain data and attrs objects, or other types that are no scalar or container."""
     import pathlib  # noqa: PLC0415  as for cattrs
 
     import cattrs  # noqa: PLC0415  an eighth of what importing us would cost, and few events need it
@@ -233,7 +233,7 @@ class Value(Compared):
 
 
 def _reader(field: attrs.Attribute[Any]) -> Callable[[object], Any]:
-    """Return what reads a field as it is compared, which a class may say of it: ``field(eq=…)``."""
+    """Return a function that reads a field for comparison, through the key in its ``field(eq=…)`` if it has one."""
     key = getattr(field, "eq_key", None)
     read = operator.attrgetter(field.name)
     return read if key is None else lambda value: key(read(value))

@@ -68,7 +68,7 @@ class FrameSink(Protocol):
 
 
 Handler: TypeAlias = "Callable[[Any], object] | FrameSink"
-"""What can be subscribed."""
+"""Anything that can be subscribed."""
 
 Publish: TypeAlias = "Callable[[Event], None]"
-"""How a model publishes what it derives."""
+"""The function by which a model publishes what it derives."""

@@ -39,6 +39,22 @@ class Parent(Value):
     span_id: int
 
 
+_made_here: set[str] = set()
+"""The ids of sources that this process made; a forked child begins without any."""
+
+
+def new_id() -> str:
+    """Return 16 random hexadecimal digits, under which a bus of this process may number its events."""
+    made = os.urandom(8).hex()
+    _made_here.add(made)
+    return made
+
+
+def is_made_here(source_id: str) -> bool:
+    """Return whether this very process made *source_id*; under any other, another process may number its events."""
+    return source_id in _made_here
+
+
 def _check_role(_source: object, _field: object, role: str) -> None:
     if role not in ROLES:
         raise ConfigError("role", role, f"give one of {', '.join(ROLES)}")
@@ -68,8 +84,12 @@ class Source(Value):
     ``(id, seq)`` names one event for ever and costs nothing per event.
     """
 
-    id: str = attrs.field(factory=lambda: os.urandom(8).hex())
-    """16 random hexadecimal digits: new for each process, so for each attempt and each forked child."""
+    id: str = attrs.field(factory=new_id)
+    """
+    16 random hexadecimal digits: new for each process, so for each attempt and each forked child.
+
+    One that is given describes the source of other events; a bus numbers its own only under ids that its process made.
+    """
     run_id: str = attrs.field(default="", converter=_text)
     """The same on all ranks and attempts that the launcher calls one run."""
     session_tag: str = attrs.field(default="", converter=_text)
@@ -79,7 +99,7 @@ class Source(Value):
     baseline: bool = False
     """Whether this run is a reference for others."""
     attempt: int = 0
-    """How often the launcher has restarted the run before this process."""
+    """The number of times that the launcher has restarted the run before this process."""
     role: str = attrs.field(default=MAIN, validator=_check_role)
     """``main``, ``worker`` (a DataLoader's or other child process) or ``collector``. Only main ones count as ranks."""
     host: str = attrs.field(default="", converter=_text)
@@ -92,10 +112,10 @@ class Source(Value):
     versions: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
     """Versions of what may matter later: ``trackside``, ``python``; and ``core``: ``compiled`` or ``pure``."""
     metadata: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
-    """What the user wants kept with the run."""
+    """Texts that the user wants to keep with the run."""
     parent: Parent | None = None
     before_start_s: float = 0.0
-    """How long the process had run when the job was started, imports included, in seconds; 0 where not known."""
+    """The age of the process when the job was started, imports included, in seconds; 0 where not known."""
     anchor: clock.Anchor = attrs.field(factory=lambda: clock.process_anchor)
     """The clock reading on which this process's ``at_ns`` stands."""
 
@@ -124,7 +144,7 @@ class Source(Value):
         """Describe a process just forked from this one: itself, but a worker of its own."""
         return attrs.evolve(
             self,
-            id=os.urandom(8).hex(),
+            id=new_id(),
             role=WORKER,
             pid=os.getpid(),
             parent=Parent(self.id, ambient.get()[0]),
@@ -311,6 +331,7 @@ def follow_process_source(follow: Callable[[Source], object]) -> None:
 def _become_child() -> None:
     global _changing  # noqa: PLW0603  another thread of the parent's may have held it
     _changing = threading.RLock()
+    _made_here.clear()  # or two children of one parent would number under the same
     # A parent that never asked who it is may be a launcher: its children find out for themselves.
     found = _identity.get("source")
     if found is not None:

@@ -46,7 +46,7 @@ class RecordFaulted(Event):
     """
 
     problem: str
-    """What is wrong with it, in words that are the same for every such record."""
+    """The fault, in words that are the same for every such record."""
     record: str = ""
     """The record, or as much of it as identifies it."""
 
@@ -93,4 +93,4 @@ class GoodputUpdated(Event):
     Columnar: ``step``, ``duration_s`` (its own time) and ``deviation_s``, its distance from the ideal step time.
     """
     problems: dict[str, int] = attrs.field(factory=dict)
-    """What was wrong with the input, and how often."""
+    """The faults of the input, and how often each occurred."""

@@ -60,7 +60,8 @@ class TrainingMetricsUpdated(TrainingFigures):
     The metrics of the training so far, over all iterations of this job.
 
     Derived by `TrainingMetrics` after every ``log_every_n_train_iterations`` completed iterations, counted over all
-    attempts, and at the end of the training loop if iterations are left. Belongs to the span of the training loop.
+    attempts, once those since the update before took 30 s together, and at the end of the training loop if iterations
+    are left. Belongs to the span of the training loop.
     """
 
     train_iterations_start: int
@@ -179,7 +180,7 @@ class CheckpointMetricsUpdated(Event):
     """
 
     save_checkpoint_sync_time_total_sec: float
-    """How long saves of this strategy have blocked training in this job."""
+    """The time for which saves of this strategy have blocked training in this job."""
     save_checkpoint_sync_time_min_sec: float
     save_checkpoint_sync_time_max_sec: float
     checkpoint_strategy: str = "sync"

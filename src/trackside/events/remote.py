@@ -22,9 +22,9 @@ class RankFellSilent(Event):
     last_seq: int = -1
     """The number of its last event that arrived; -1 if none did."""
     last_heard_ns: int
-    """When it was last heard of, by the collector's clock, in ns since the epoch."""
+    """The time when it was last heard of, by the collector's clock, in ns since the epoch."""
     silent_s: float
-    """How long ago that was, in seconds."""
+    """The time since then, in seconds."""
     span: str = ""
     """The innermost span open at its last heartbeat, of the main thread if it had one; empty if none is known."""
     open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
@@ -40,7 +40,7 @@ class RankSpokeAgain(Event):
     rank: int
     attempt: int = 0
     silent_s: float
-    """How long the silence was, in seconds."""
+    """The length of the silence, in seconds."""
 
 
 @event("trackside.events.lost", priority=LIFECYCLE)
@@ -48,7 +48,7 @@ class EventsLost(Event):
     """
     Events did not arrive and can no longer be had. Published by the collector.
 
-    How many: ``last_seq − first_seq + 1``.
+    Their number is ``last_seq − first_seq + 1``.
     """
 
     source_id: str
@@ -63,10 +63,10 @@ class PeerCut(Event):
     """A peer sent more than its share, and what was beyond it was not read. Published by the collector."""
 
     peer: str
-    """Who it is: role and fingerprint of its key, or its address in the collector; and who it says it is."""
+    """Role and fingerprint of its key, or its address in the collector; and the name that it gives itself."""
     reason: str
     messages: int
-    """How many were passed over, since it was cut."""
+    """The number that were passed over since it was cut."""
     size_bytes: int
     since_ns: int
 
@@ -80,7 +80,7 @@ class ControlUsed(Event):
     targets: list[str] = attrs.field(factory=list)
     """Ids of sources, or ``rank:N``; empty for all."""
     by: str = ""
-    """Who asked: role and fingerprint of the key, or ``this machine`` where the file system lets only this user in."""
+    """The sender: role and fingerprint of the key, or ``this machine`` where the file system lets only this user in."""
     done: bool = True
     outcome: str = ""
 
@@ -90,13 +90,13 @@ class ClockCompared(Event):
     """
     A source's clock was compared with the collector's. Published by the collector, when it is known better than before.
 
-    What the source stamped ``at_ns`` happened at ``at_ns − offset_ns`` by the collector's clock. Nothing applies this;
-    readers may, to put several ranks on one line.
+    An event with the source's time ``at_ns`` happened at ``at_ns − offset_ns`` by the collector's clock. Nothing
+    applies this; readers may, to put several ranks on one line.
     """
 
     source_id: str
     offset_ns: int
-    """How far the source's ``at_ns`` is ahead of the collector's."""
+    """The time by which the source's ``at_ns`` is ahead of the collector's."""
     uncertainty_ns: int
     """The true offset lies within this of *offset_ns*: half the shortest round trip (D. L. Mills, RFC 5905, 8)."""
     exchanges: int

@@ -23,12 +23,12 @@ class SectionWindow(Event):
     """
 
     window: int
-    """Which window it is; the same number on all ranks for the same stretch of training."""
+    """The number of the window; the same on all ranks for the same stretch of training."""
     first_step: int
     last_step: int
     """The steps that it covers on this rank, both included; -1 where steps are not known."""
     start_ns: int
-    """When it began, in ns since the epoch; it ended at ``at_ns``."""
+    """The time when it began, in ns since the epoch; it ended at ``at_ns``."""
     names: list[str]
     counts: list[int]
     """Entries that were timed, those that a profiling interval skips left out."""
@@ -58,7 +58,7 @@ class KernelWindow(Event):
     """
 
     window: int
-    """Which window it is; the same number on all ranks, and as in `SectionWindow`."""
+    """The number of the window; the same on all ranks, and as in `SectionWindow`."""
     first_step: int
     last_step: int
     start_ns: int
@@ -86,7 +86,7 @@ class GpuTimingUnavailable(Event):
 
     reason: str
     instead: str = ""
-    """What is timed in their place; empty if nothing is."""
+    """The timings that take their place; empty if none do."""
 
 
 @event("trackside.straggler.report", priority=LIFECYCLE, derived=True)
@@ -98,7 +98,7 @@ class StragglerReport(Event):
     """
 
     attempt: int
-    """Which attempt of the run the window belongs to."""
+    """The attempt of the run that the window belongs to."""
     window: int
     first_step: int
     last_step: int
@@ -124,8 +124,8 @@ class StragglerReport(Event):
     coverage: bytes
     """For each rank the share of its kernel time that its relative GPU score speaks for, packed as `scores`."""
     columns_left_out: int = 0
-    """How many more there are."""
+    """The number of further ones."""
     stragglers: list[list[Any]] = attrs.field(factory=list)
     """Rank, node, column, score, seconds lost per step, and the window and the step since which; the worst first."""
     stragglers_left_out: int = 0
-    """How many more there are."""
+    """The number of further ones."""

@@ -26,7 +26,7 @@ TRAINING_ITERATION: Final = "training_single_iteration"
 VALIDATION_ITERATION: Final = "validation_single_iteration"
 TESTING_ITERATION: Final = "testing_single_iteration"
 TESTING_ITERATION_ALIAS: Final = "TESTING_SINGLE_ITERATION"
-"""What One Logger calls it, alone in upper case."""
+"""One Logger's name for it, the only one in upper case."""
 
 DATA_LOADING: Final = "data_loading"
 MODEL_FORWARD: Final = "model_forward"

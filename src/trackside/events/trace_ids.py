@@ -9,12 +9,13 @@ from typing import Final
 from trackside.events._source import Source
 
 PADDING: Final = "0" * 16
-"""What makes a trace id of a source id; a trace id that ends so is taken for one."""
+"""The end that makes a trace id of a source id; a trace id that ends so is taken for one."""
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SOURCE_ID: Final = re.compile(r"[0-9a-f]{16}")
 _NO_SOURCES: Final[Mapping[str, Source]] = {}
 _DEEPEST: Final = 16
+_LARGEST_ID: Final = (1 << 64) - 1
 
 
 def is_traceable(source: Source) -> bool:
@@ -47,8 +48,10 @@ def global_id(source: Source, span_id: int) -> int:
     """
     Return the number of a span of *source*, unique among all spans of its trace.
 
-    A process with a trace of its own has the trace's numbers to itself; one that shares a trace mixes its id in.
+    A process with a trace of its own has the trace's numbers to itself; one that shares a trace mixes its id in. Of an
+    id that is none, as a negative one, it is the number that its lowest 64 bits make.
     """
+    span_id &= _LARGEST_ID
     return span_id if source.parent is None else (span_id ^ _mask(source.id)) or span_id
 
 
@@ -58,7 +61,7 @@ def parent_id(source: Source, known: Mapping[str, Source] = _NO_SOURCES) -> int:
     if parent is None or not parent.span_id:
         return 0
     starter = known.get(parent.source_id)
-    return parent.span_id if starter is None else global_id(starter, parent.span_id)
+    return parent.span_id & _LARGEST_ID if starter is None else global_id(starter, parent.span_id)
 
 
 def _trace(source_id: str) -> str:

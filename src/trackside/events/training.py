@@ -46,7 +46,7 @@ class TrainingConfigured(Event):
     """Tokens per sample."""
     flops_per_sample: int | None = None
     peak_flops_per_s: float | None = None
-    """What this rank's accelerator can do at most, in floating-point operations per second; for the MFU."""
+    """The peak of this rank's accelerator, in floating-point operations per second; for the MFU."""
     train_iterations_target: int | None = None
     train_samples_target: int | None = None
     checkpoint_strategy: str = "sync"
@@ -70,7 +70,7 @@ class CheckpointSaveSucceeded(Event):
     """
 
     global_step: int
-    """Which save it is: the iteration that its span (``checkpoint_save_…``) named when it started."""
+    """The identity of the save: the iteration that its span (``checkpoint_save_…``) named when it started."""
     strategy: str = "sync"
     """``sync`` or ``async``."""
     save_span_id: int = 0
@@ -104,7 +104,7 @@ class StallDetected(Event):
     """
 
     stalled_s: float
-    """How long no step has ended, in seconds."""
+    """The time for which no step has ended, in seconds."""
     usual_s: float
     """The median time from step to step before, in seconds."""
     stacks: dict[str, str] = attrs.field(factory=dict)
@@ -170,10 +170,10 @@ class SystemSamplingStarted(Event):
     """
     CPU, memory and GPU are read from now on. Published once, by the system's sampling.
 
-    What is read comes in `CounterWindow` events.
+    The readings come in `CounterWindow` events.
     """
 
     sampled: list[str]
     """The names of the gauges that have the readings."""
     absent: dict[str, str] = attrs.field(factory=dict)
-    """Why a part (``cpu``, ``gpu``) cannot be read, by its name."""
+    """The reason why a part (``cpu``, ``gpu``) cannot be read, by its name."""

@@ -32,10 +32,10 @@ class ClockAnchored(Event):
     mono_ns: int
     wall_ns: int
     offset_ns: int
-    """How far the wall clock has run ahead of this process's ``at_ns`` since the process was anchored."""
+    """The time by which the wall clock has run ahead of this process's ``at_ns`` since the process was anchored."""
     uncertainty_ns: int
     suspended_ns: int = 0
-    """How long the machine slept since the previous reading; the monotonic clock stood still meanwhile."""
+    """The time for which the machine slept since the previous reading; the monotonic clock stood still meanwhile."""
 
 
 @event("trackside.span.started", priority=LIFECYCLE)
@@ -140,7 +140,7 @@ class EventsDropped(Event):
     """Events were given up for lack of room. Published by the bus when the next batch went through."""
 
     by_type: dict[str, int]
-    """How many since the last such event, by wire name."""
+    """The number since the last such event, by wire name."""
     where: str = "queue"
     """``queue``, or the name of the handler whose own queue was full."""
     since_ns: int = 0
@@ -156,7 +156,7 @@ class HandlerSuspended(Event):
     error: str = ""
     """The last failure."""
     retry_after_s: float = 0.0
-    """When the bus calls it again, in seconds from now."""
+    """The time after which the bus calls it again, in seconds."""
 
 
 @event("trackside.event.unknown", priority=ITERATION)

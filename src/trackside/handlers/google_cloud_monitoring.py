@@ -8,15 +8,15 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from trackside.events import ConfigError, Event, GoodputUpdated, MissingExtraError, RunsOn
-from trackside.handlers.export import BatchExporter, RefusedError, flat_badput
+from trackside.events import ConfigError, Event, GoodputUpdated, RunsOn
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
+from trackside.handlers.export import BatchExporter, Exporting, RefusedError, flat_badput
 from trackside.handlers.models.goodput import PEER_NAMES
 
-try:
+with needing_extra("Google Cloud Monitoring", "google-cloud-monitoring"):
     from google.api_core import exceptions
     from google.cloud import monitoring_v3
-except ImportError as error:
-    raise MissingExtraError("Google Cloud Monitoring", "google-cloud-monitoring", error) from error
 
 PREFIX: Final = "compute.googleapis.com/workload/"
 RESOURCE: Final = "compute.googleapis.com/Workload"
@@ -26,9 +26,9 @@ SERIES: Final = ("goodput", "step_deviation", "windows")
 
 _VALIDATION: Final = "VALIDATION"
 _MAX_SERIES: Final = 200
-_INT64_MAX: Final = (1 << 63) - 1
-"""The service knows no larger step; events do, by half."""
 """The most that the service accepts in one request."""
+_INT64_MAX: Final = (1 << 63) - 1
+"""The largest step that the service knows; a step of an event may be twice as large."""
 _FINAL_ERRORS: Final = (
     exceptions.InvalidArgument,
     exceptions.NotFound,
@@ -48,7 +48,8 @@ class _SeriesValue(NamedTuple):
     labels: dict[str, str]
 
 
-class GoogleCloudMonitoringSink:
+@suggests_settings()
+class GoogleCloudMonitoringSink(Exporting):
     """
     Write every `GoodputUpdated` with the metrics, labels and resource of ml-goodput-measurement.
 
@@ -106,15 +107,6 @@ class GoogleCloudMonitoringSink:
         self._exporter: BatchExporter[GoodputUpdated] = BatchExporter(
             self._deliver, name="google-cloud-monitoring", max_events=1_000, max_batch_items=1
         )
-
-    @property
-    def lost(self) -> int:
-        """Updates that did not arrive."""
-        return self._exporter.lost
-
-    def losses(self) -> dict[str, int]:
-        """Return how many updates did not arrive, by reason."""
-        return self._exporter.losses()
 
     def __call__(self, event: Event) -> None:
         """Accept *event* if it is an update of goodput; on the sink worker's thread."""

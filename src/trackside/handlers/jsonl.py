@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from trackside.events import ConfigError, Event, RunsOn, clock
+from trackside.events._settings import suggests_settings
 from trackside.handlers.eventlog import Appender, create_file
 from trackside.wire import to_json
 
@@ -16,6 +17,7 @@ _PART = ".part"
 LOST_TYPE = "trackside.sink.lost"
 
 
+@suggests_settings()
 class JsonlSink:
     """
     Writes one JSON object a line.
@@ -77,7 +79,7 @@ class JsonlSink:
         self._unsaid_since_ns = 0
         self._reason = ""
         self._trouble = ""
-        """Why the disk refused the last write; empty if it did not."""
+        """The reason why the disk refused the last write; empty if it did not."""
 
     @property
     def paths(self) -> list[Path]:

@@ -52,7 +52,7 @@ class RecordFiles(Iterator[Event]):
         self.bad_lines: int = 0
         """Lines that are not JSON objects."""
         self.problems: list[UnreadableError] = []
-        """Why files, or lines of them, were not read."""
+        """The reasons why files, or lines of them, were not read."""
         found = find_files(paths, self.problems, _JSON_LINES)
         self._files = [path for _, path in sorted((_first_time(path), path) for path in found)]
         self._events = read_payloads(self._payloads())
@@ -115,11 +115,11 @@ def _time(payload: Mapping[str, Any]) -> float | None:
 
 
 def _first_time(path: Path) -> float:
-    """Return the first time in the file; infinity if there is none."""
+    """Return the first time in the file that is a number below infinity; infinity if there is none."""
     try:
         for _, payload in _payloads(path):
             found = None if payload is None else _time(payload)
-            if found is not None and not math.isnan(found):
+            if found is not None and found < math.inf:  # no function of math takes an integer of any length
                 return found
     except OSError:  # reported when the file is read
         pass

@@ -6,15 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trackside.events import MissingExtraError, Source
+from trackside.events import Source
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.handlers.export import RefusedError, RunUpdate, TrackerSink, run_identity, run_name
 
-try:
+with needing_extra("MLflow", "mlflow"):
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
     from mlflow.exceptions import MlflowException
-except ImportError as error:
-    raise MissingExtraError("MLflow", "mlflow", error) from error
 
 _BATCH_POINTS: Final = 1000
 """The most points that MLflow accepts in one call."""
@@ -24,6 +24,7 @@ _LONGEST_PARAM: Final = 6000
 _FINAL_ERRORS: Final = frozenset(("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"))
 
 
+@suggests_settings()
 class MlflowSink(TrackerSink):
     """
     Log goodput, badput, durations, training metrics, counters and scores as metrics of a run.

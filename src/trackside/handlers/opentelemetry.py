@@ -16,13 +16,14 @@ from trackside.events import (
     ConfigError,
     Event,
     IterationEnded,
-    MissingExtraError,
     RunsOn,
     Source,
     SourceEnded,
     __version__,
     span_names,
 )
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.events.trace_ids import global_id, parent_id, trace_of
 from trackside.handlers.export import (
     METRIC_EVENTS,
@@ -37,7 +38,7 @@ from trackside.handlers.export import (
 from trackside.wire import fields_of, value_to_json, wire_name_of
 from trackside.wire._values import mended
 
-try:
+with needing_extra("OpenTelemetry", "opentelemetry"):
     import requests
     from opentelemetry._logs import LogRecord, SeverityNumber
     from opentelemetry.context import (
@@ -60,8 +61,6 @@ try:
     from opentelemetry.sdk.trace.id_generator import IdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags, set_span_in_context
-except ImportError as error:
-    raise MissingExtraError("OpenTelemetry", "opentelemetry", error) from error
 
 _SCOPE: Final = InstrumentationScope("trackside", __version__)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
@@ -73,6 +72,7 @@ _ONLY_SPANS: Final = tuple(cls for cls in SPAN_EVENTS if cls is not SourceEnded)
 """Events that are exported as spans alone; the end of a process is a log record, too."""
 
 
+@suggests_settings()
 class OpenTelemetrySink:
     """
     Export traces, metrics and logs to an OpenTelemetry collector.
@@ -120,7 +120,11 @@ class OpenTelemetrySink:
 
     @property
     def not_finite(self) -> int:
-        """Values that were left out because they were NaN or infinite, which OpenTelemetry's SDK does not record."""
+        """
+        Values that were left out because OpenTelemetry's SDK does not record them.
+
+        These are NaN and infinities, and negative ones in counters and histograms.
+        """
         return self._not_finite_by_ended + sum(process.not_finite for process in list(self._processes.values()))
 
     @property
@@ -272,7 +276,7 @@ class _ProcessTelemetry:
         self._instruments: dict[tuple[str, str], Any] = {}
         self._totals: dict[tuple[str, ...], float] = {}
         self._sums: dict[tuple[str, ...], int] = {}
-        """What the SDK was given of each sum of integers, which it adds up without a bound."""
+        """The total of each sum of integers so far: the SDK adds it up without a bound."""
         self._uncollected_events = 0
         self.not_finite = 0
         resource = Resource.create(attributes_of(_resource_attributes(source)))
@@ -325,15 +329,15 @@ class _ProcessTelemetry:
             mended(span.name)[0],
             context=self._context(parent) if parent else Context(),
             attributes=attributes_of(_span_attributes(span)),
-            start_time=span.start_ns,
+            start_time=_held_time(span.start_ns),
         )
         for name, attributes, at_ns in _span_events(span):
-            exported.add_event(mended(name)[0], attributes_of(attributes), at_ns)
+            exported.add_event(mended(name)[0], attributes_of(attributes), _held_time(at_ns))
         if span.failed:
             error = span.error or {}
             description = ": ".join(filter(None, (error.get("type"), error.get("message")))) or None
             exported.set_status(StatusCode.ERROR, mended(description)[0])
-        exported.end(span.end_ns)
+        exported.end(_held_time(span.end_ns))
         if isinstance(exported, ReadableSpan):  # otherwise the sampler does not want it
             length = _length(exported.attributes) + sum(_length(event.attributes) for event in exported.events)
             self._exporters["traces"].put_or_drop(exported, events=span.event_count, size_bytes=_ITEM_BYTES + length)
@@ -343,7 +347,7 @@ class _ProcessTelemetry:
         if not metric.name:
             return
         value = self._increase(point) if metric.is_cumulative else point.value
-        if not math.isfinite(value):
+        if not math.isfinite(value) or (value < 0 and metric.kind in {"counter", "histogram"}):
             self.not_finite += 1
             return
         if type(value) is int:
@@ -389,7 +393,7 @@ class _ProcessTelemetry:
         name, severity = wire_name_of(event), _severity_of(event)
         attributes = attributes_of({**fields_of(event), "trackside.step": event.step if event.step >= 0 else None})
         record = LogRecord(
-            timestamp=event.at_ns,
+            timestamp=_held_time(event.at_ns),
             context=self._context(global_id(self._source, event.span_id) if event.span_id else 0),
             severity_number=SeverityNumber[severity],
             severity_text=severity,
@@ -422,6 +426,11 @@ _EXPORTERS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+def _held_time(at_ns: int) -> int:
+    """Return *at_ns* as far as OTLP can say it: one time before 1970 costs a whole request."""
+    return min(max(at_ns, 0), _UINT64_MAX)
+
+
 @contextlib.contextmanager
 def _uninstrumented() -> Iterator[None]:
     """Hide our requests from the site's own instrumentation, which would export the exports."""
@@ -443,6 +452,7 @@ Attribute: TypeAlias = "str | bool | int | float | list[str] | list[bool] | list
 
 _SCALARS: Final = (bool, int, float, str)
 _INT64_BOUND: Final = 1 << 63
+_UINT64_MAX: Final = (1 << 64) - 1
 _log_of_sums: Final = RateLimitedLog()
 _WARNINGS: Final = (
     "trackside.checkpoint.failed",

@@ -21,7 +21,6 @@ from trackside.events import (
     Event,
     Heartbeat,
     IterationEnded,
-    MissingExtraError,
     ProgramEnded,
     Source,
     SourceEnded,
@@ -33,16 +32,15 @@ from trackside.events import (
     lookup,
     own_fields,
 )
+from trackside.events._errors import needing_extra
 from trackside.events._fields import hints_of, is_union
 from trackside.handlers.eventlog import SourceOutline
 from trackside.wire import value_to_json
 from trackside.wire._values import weigh
 
-try:
+with needing_extra("Parquet", "parquet"):
     import pyarrow
     from pyarrow import dataset, fs, parquet
-except ImportError as error:
-    raise MissingExtraError("Parquet", "parquet", error) from error
 
 Kind: TypeAlias = Literal["int", "float", "bool", "text", "bytes", "json"]
 Row: TypeAlias = tuple[Any, ...]
@@ -632,7 +630,7 @@ def is_url(where: str | os.PathLike[str]) -> TypeGuard[str]:
 
 
 def outlines_in(table: Any) -> list[SourceOutline]:
-    """Return what a table of sources says of each source."""
+    """Return each source's description in a table of sources."""
     return [_outline(row) for row in table.to_pylist()]
 
 

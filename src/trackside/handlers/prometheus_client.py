@@ -12,11 +12,13 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.events import ConfigError, Event, MissingExtraError, RunsOn
+from trackside.events import ConfigError, Event, RunsOn
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.handlers.export import BUCKETS_S, Family, Histogram, JobMetrics, Series
 from trackside.wire._values import mended_list
 
-try:
+with needing_extra("Prometheus", "prometheus-client"):
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import (
         CounterMetricFamily,
@@ -26,8 +28,6 @@ try:
         SummaryMetricFamily,
     )
     from prometheus_client.registry import Collector
-except ImportError as error:
-    raise MissingExtraError("Prometheus", "prometheus-client", error) from error
 
 _RETRY_INTERVAL_S: Final = 5.0
 _REPORT_INTERVAL_S: Final = 60.0
@@ -35,6 +35,7 @@ _REPORT_INTERVAL_S: Final = 60.0
 _logger = logging.getLogger("trackside")
 
 
+@suggests_settings()
 class PrometheusSink:
     """
     Serve the current metrics over HTTP.

@@ -9,15 +9,15 @@ from typing import Final, Protocol
 
 import attrs
 
-from trackside.events import ConfigError, Event, MissingExtraError, RunsOn, Source
+from trackside.events import ConfigError, Event, RunsOn, Source
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.handlers.export import CurveReader
 
-try:
+with needing_extra("TensorBoard", "tensorboard"):
     from tensorboard.compat.proto.event_pb2 import Event as FileEvent
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
-except ImportError as error:
-    raise MissingExtraError("TensorBoard", "tensorboard", error) from error
 
 _MAX_RUNS: Final = 256
 _FLUSH_INTERVAL_S: Final = 1.0
@@ -43,6 +43,7 @@ class _RunWriter:
     """Events whose points may not have reached the file."""
 
 
+@suggests_settings()
 class TensorBoardSink:
     """
     Write goodput, badput, step deviations, durations, training metrics, counters and scores as scalars.

@@ -175,7 +175,7 @@ class TitanFiles(Iterator[Event]):
         self.records: int = 0
         self.unpaired: int = 0
         self.problems: list[UnreadableError] = []
-        """Why files, or lines of them, were not read."""
+        """The reasons why files, or lines of them, were not read."""
         self._files = sorted(find_files(paths, self.problems, _STRUCTURED_LOGS))
         self._events = itertools.chain.from_iterable(map(self._read, self._files))
 

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trackside.events import MissingExtraError, Source
+from trackside.events import Source
+from trackside.events._errors import needing_extra
+from trackside.events._settings import settings_check
 from trackside.handlers.export import RunUpdate, TrackerSink, run_identity, run_name
 
-try:
+with needing_extra("Weights & Biases", "wandb"):
     import wandb
-except ImportError as error:
-    raise MissingExtraError("Weights & Biases", "wandb", error) from error
 
 _STEP: Final = "step"
 _MAX_POINTS: Final = 1000
@@ -30,9 +30,13 @@ class WandbSink(TrackerSink):
 
     Args:
         init: Arguments of ``wandb.init``, which precede the variables.
+
+    Raises:
+        ConfigError: if ``wandb.init`` has no such argument.
     """
 
     def __init__(self, **init: Any) -> None:
+        settings_check(wandb.init, "wandb.init()")(init)
         super().__init__("wandb")
         self._init = init
 

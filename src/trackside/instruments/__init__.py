@@ -44,7 +44,7 @@ from trackside.instruments._raised import is_good_end, record_exception
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, SpanOrderError, is_evaluating, open_spans, span
 from trackside.instruments._wrapping import (
-    CallableId,
+    NamedCallable,
     restore_callables,
     stop_timing_collectives,
     time_collectives,
@@ -57,9 +57,9 @@ begin_outside_of_spans()
 
 __all__ = [
     "Application",
-    "CallableId",
     "CheckpointSave",
     "Iteration",
+    "NamedCallable",
     "Section",
     "Span",
     "SpanOrderError",

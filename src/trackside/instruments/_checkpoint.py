@@ -183,7 +183,7 @@ def strategy_for(given: str | None) -> str:
 def save_attributes(
     global_step: int, strategy: str, path: str | os.PathLike[str] | None, attributes: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what the span of a save says of itself at its start."""
+    """Return the attributes of a save's span at its start."""
     known: dict[str, Any] = {
         span_names.CHECKPOINT_STRATEGY: strategy,
         span_names.CURRENT_ITERATION: global_step,

@@ -33,6 +33,9 @@ class GpuTimer(Protocol):
     def elapsed_ns(self, mark: Any) -> int | None:
         """Return how long it took and let go of *mark*; None while the GPU is not yet there."""
 
+    def after_fork(self) -> None:
+        """Leave alone what belongs to the parent, in a child that was forked."""
+
 
 class KernelSource(Protocol):
     """Records the kernels that are launched between two calls. Nothing here may wait for the GPU."""
@@ -196,6 +199,12 @@ class GpuSections:
                 self._kernels.flush()
             except Exception as error:
                 self._give_up(error)
+
+    def after_fork(self) -> None:
+        """Leave the GPU alone: a forked child has none."""
+        self._is_off, self._kernels = True, None
+        if self._timer is not None:
+            self._timer.after_fork()
 
     def leave(self) -> None:
         """Let go of what records kernels."""

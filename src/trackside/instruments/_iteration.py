@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from trackside._free_threading import LANES, kept, shared
 from trackside._implementation import native
 from trackside.bus import default_bus
-from trackside.core.text import nearest
 from trackside.events import Ambient, ConfigError, IterationEnded, ProfileSpanEnded, SpanEventAdded, ambient, span_names
+from trackside.events._settings import nearest
 from trackside.instruments import _span
 from trackside.instruments._raised import NO_ERRORS, describe, event_attributes
 from trackside.instruments._span import LOGGER, F, Span, make_span, open_by_lane
@@ -367,8 +367,11 @@ def testing_iteration(
 testing_iteration.__test__ = False  # type: ignore[attr-defined]  # pytest takes every name in test… for a test
 
 if native is not None:
+    _Unheard.__enter__, _Unheard.__exit__ = map(  # type: ignore[method-assign, misc]
+        native.special_method, native.compile_unheard(_Unheard)
+    )
     training_iteration, validation_iteration, testing_iteration = (
-        native.compile_iteration(_function, _kind, span_names.OF_ITERATION[_kind], _NO_ATTRIBUTES)
+        native.compile_iteration(_function, _kind, span_names.OF_ITERATION[_kind], _NO_ATTRIBUTES, *_UNHEARD[_kind])
         for _function, _kind in (
             (training_iteration, "training"),
             (validation_iteration, "validation"),

@@ -8,9 +8,11 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from trackside._implementation import native
 from trackside.events import ConfigError, clock
 
 if TYPE_CHECKING:
@@ -165,6 +167,31 @@ def _median(times: list[int]) -> float:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def with_each_call(function: F, fresh: Callable[[], AbstractContextManager[Any]], what: str) -> F:
+    """
+    Return *function* with a context of its own around each call; of a coroutine function, around each run.
+
+    Raises:
+        ConfigError: for a generator function: the call only makes the generator, its work comes later.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(what, function, "put the loop over a generator in a with block")
+    if inspect.iscoroutinefunction(function):
+
+        async def in_coroutine(*args: Any, **kwargs: Any) -> Any:
+            with fresh():
+                return await function(*args, **kwargs)
+
+        return functools.wraps(function)(in_coroutine)  # type: ignore[return-value]
+
+    def in_context(*args: Any, **kwargs: Any) -> Any:
+        with fresh():
+            return function(*args, **kwargs)
+
+    return functools.wraps(function)(in_context)  # type: ignore[return-value]
+
+
 _CLOSED: Final = 0
 _SKIPPED: Final = -1
 _now_ns = clock.monotonic_ns
@@ -239,22 +266,7 @@ class Section:
         Raises:
             ConfigError: for a generator function: the call only makes the generator, its work comes later.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError("section", function, "put the loop over a generator in a with block")
-        fresh = self._fresh
-        if inspect.iscoroutinefunction(function):
-
-            async def in_coroutine(*args: Any, **kwargs: Any) -> Any:
-                with fresh():
-                    return await function(*args, **kwargs)
-
-            return functools.wraps(function)(in_coroutine)  # type: ignore[return-value]
-
-        def in_section(*args: Any, **kwargs: Any) -> Any:
-            with fresh():
-                return function(*args, **kwargs)
-
-        return functools.wraps(function)(in_section)  # type: ignore[return-value]
+        return with_each_call(function, self._fresh, "section")
 
     def _fresh(self) -> Section:
         """Return another one like this, for one call of a decorated function."""
@@ -262,3 +274,9 @@ class Section:
 
     def __repr__(self) -> str:
         return f"<Section {self.name!r}>"
+
+
+if native is not None:
+    Section.__enter__, Section.__exit__ = map(  # type: ignore[method-assign]
+        native.special_method, native.compile_sections(Section, SectionTimes, CHUNK)
+    )

@@ -6,8 +6,6 @@ Spans that are opened or closed out of order are published as such, and tolerate
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -40,6 +38,7 @@ from trackside.events import (
 )
 from trackside.events._ambient import next_id
 from trackside.instruments._raised import NO_ERRORS, describe
+from trackside.instruments._section import with_each_call
 from trackside.wire import detached
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ ENDED: Final[dict[Priority, type[SpanEnded]]] = {
     ITERATION: kept(IterationSpanEnded),
     PROFILE: kept(ProfileSpanEnded),
 }
-"""What a span of each priority publishes at its end."""
+"""The class of the event that a span of each priority publishes at its end."""
 
 LOGGER: Final = logging.getLogger("trackside")
 
@@ -109,7 +108,7 @@ _get_ident: Final = threading.get_ident
 _surroundings: Final = shared(ambient.get)
 _surround: Final = shared(ambient.set)
 _NO_ATTRIBUTES: Final[dict[str, Any]] = kept({})
-"""What all events without attributes share: less for the queue to hold, and for the garbage collector to look at."""
+"""Shared by all events without attributes: fewer objects for the queue and for the garbage collector."""
 _new_span: Final[Callable[[type[Span]], Span]] = shared(object.__new__)
 _new_event: Final[Callable[[Any], Any]] = shared(object.__new__)
 
@@ -137,11 +136,12 @@ def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
 
 def opened() -> dict[int, Span]:
     """Return every open span of this process by its id, in the order in which they were opened."""
+    found: dict[int, Span] = {}
     if native is not None:
-        native.store_open()
-    if LANES == 1:
-        return open_by_id.copy()
-    return dict(sorted(pair for spans in open_by_lane for pair in spans.copy().items()))
+        native.add_open(found)  # first: these may move to the dict meanwhile
+    for spans in open_by_lane:
+        found |= spans.copy()
+    return dict(sorted(found.items()))
 
 
 def forget_opened() -> None:
@@ -427,21 +427,7 @@ class Span:
         Raises:
             ConfigError: for a generator function: the call only makes the generator, its work comes later.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError("span", function, "put the loop over a generator in a with block")
-        if inspect.iscoroutinefunction(function):
-
-            async def in_coroutine(*args: Any, **kwargs: Any) -> Any:
-                with self._fresh():
-                    return await function(*args, **kwargs)
-
-            return functools.wraps(function)(in_coroutine)  # type: ignore[return-value]
-
-        def in_span(*args: Any, **kwargs: Any) -> Any:
-            with self._fresh():
-                return function(*args, **kwargs)
-
-        return functools.wraps(function)(in_span)  # type: ignore[return-value]
+        return with_each_call(function, self._fresh, "span")
 
     def _fresh(self) -> Span:
         """Return another one like this, for one call of a decorated function."""
@@ -576,7 +562,7 @@ def open_spans() -> dict[str, list[Any]]:
     """
     Return the innermost open span of each thread, by the thread's name: id, name and start (ns since the epoch).
 
-    What a `Heartbeat` carries. Of tasks that share a thread it is the one whose span was opened last.
+    A `Heartbeat` carries these. Of tasks that share a thread it is the one whose span was opened last.
     """
     innermost: dict[int, Span] = {}
     for found in list(opened().values()):

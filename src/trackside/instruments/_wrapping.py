@@ -20,7 +20,7 @@ _ABSENT: Final = object()
 
 
 @attrs.frozen(eq=False, repr=False)
-class CallableId(Value):
+class NamedCallable(Value):
     """A function of a module, a method of a class or of one object, by name."""
 
     obj: Any
@@ -37,9 +37,9 @@ class CallableId(Value):
 
 
 class _Wrapped(NamedTuple):
-    callable_id: CallableId
+    callable_id: NamedCallable
     before: Any
-    """What stood in the object's own dictionary; absent if it was inherited."""
+    """The value in the object's own dictionary; absent if it was inherited."""
     wrapper: Any
 
 
@@ -55,7 +55,7 @@ class Layers:
         self._make_section = make_section
         self._layers: list[list[_Wrapped]] = []
 
-    def wrap(self, callable_ids: Iterable[CallableId]) -> None:
+    def wrap(self, callable_ids: Iterable[NamedCallable]) -> None:
         """
         Time each call of some functions or methods, as sections named after them.
 
@@ -80,13 +80,13 @@ class Layers:
         """
         Undo the latest `wrap`.
 
-        What was wrapped again since by others stays as they left it.
+        Callables that others have wrapped since stay as they left them.
 
         Args:
             everything: Undo all of them.
 
         Returns:
-            How many layers are left.
+            The number of layers that are left.
         """
         while self._layers:
             _restore(self._layers.pop())
@@ -101,7 +101,9 @@ wrap_callables: Final = _layers.wrap
 restore_callables: Final = _layers.restore
 
 
-def _wrap(callable_id: CallableId, layer: list[_Wrapped], make_section: Callable[[str], Callable[[Any], Any]]) -> None:
+def _wrap(
+    callable_id: NamedCallable, layer: list[_Wrapped], make_section: Callable[[str], Callable[[Any], Any]]
+) -> None:
     owner, name = callable_id.obj, callable_id.name
     found = inspect.getattr_static(owner, name, _ABSENT)
     if found is _ABSENT or not callable(getattr(owner, name)):
@@ -155,7 +157,7 @@ def time_collectives(names: Sequence[str] = COLLECTIVES) -> None:
     """
     Time the calls into ``torch.distributed`` from now on, as sections in which this rank waits.
 
-    What is timed is how long a call holds up the host; what a back end does later on the GPU is not seen. Calls
+    A section is the time for which a call holds up the host; a back end's later work on the GPU is not seen. Calls
     under a name that was imported before (``from torch.distributed import all_reduce``) are not seen either.
 
     Args:
@@ -165,7 +167,7 @@ def time_collectives(names: Sequence[str] = COLLECTIVES) -> None:
         ConfigError: if torch is not installed.
     """
     module = distributed()
-    _collectives.wrap([CallableId(module, name) for name in names if hasattr(module, name)])
+    _collectives.wrap([NamedCallable(module, name) for name in names if hasattr(module, name)])
 
 
 def stop_timing_collectives() -> None:

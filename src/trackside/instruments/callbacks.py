@@ -13,7 +13,8 @@ that is closed so counts as failed.
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from trackside.events import span_names
 from trackside.instruments._checkpoint import (
@@ -54,33 +55,132 @@ from trackside.instruments._span import Span
 _SAVE: Final = "checkpoint_save"
 
 
-def _end(name: str, finish_time_msec: float | None) -> None:
-    span = pop_open(name)
-    if span is not None:
-        end(span, to_ns(name, finish_time_msec))
+class _Start(Protocol):
+    """A callback that opens a span and returns it."""
+
+    def __call__(self, start_time_msec: float | None = None) -> Span: ...
 
 
-def _end_iteration(
-    name: str,
-    finish_time_msec: float | None,
-    *,
-    samples: int | None,
-    tokens: int | None,
-    flops: float | None,
-    loss: float | None,
-    failed: bool,
-) -> None:
-    iteration = pop_open(name)
-    if isinstance(iteration, Iteration):
-        iteration.set(samples=samples, tokens=tokens, flops=flops, loss=loss)
-        if failed:
-            iteration.fail()
-        end(iteration, to_ns(name, finish_time_msec))
+class _End(Protocol):
+    """A callback that closes a span."""
+
+    def __call__(self, finish_time_msec: float | None = None) -> None: ...
 
 
-def on_app_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of the application."""
-    return begin(application(), start_time_msec)
+class _IterationStart(Protocol):
+    """A callback that opens an iteration and returns it; *step* is its number."""
+
+    def __call__(self, start_time_msec: float | None = None, *, step: int | None = None) -> Span: ...
+
+
+class _IterationEnd(Protocol):
+    """A callback that closes an iteration, with what was done in it as `Iteration.set` takes it."""
+
+    def __call__(
+        self,
+        finish_time_msec: float | None = None,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        flops: float | None = None,
+        loss: float | None = None,
+        failed: bool = False,
+    ) -> None: ...
+
+
+def _start(make: Callable[[], Span], what: str) -> _Start:
+    """Return the callback that opens the span that *make* returns: the span of *what*."""
+
+    def start(start_time_msec: float | None = None) -> Span:
+        return begin(make(), start_time_msec)
+
+    start.__doc__ = f"Open the span of {what}."
+    return start
+
+
+def _end(name: str, what: str) -> _End:
+    """Return the callback that closes the span *name*: the span of *what*."""
+
+    def end_named(finish_time_msec: float | None = None) -> None:
+        span = pop_open(name)
+        if span is not None:
+            end(span, to_ns(name, finish_time_msec))
+
+    end_named.__doc__ = f"Close the span of {what}."
+    return end_named
+
+
+def _iteration_start(make: Callable[[int | None], Iteration], kind: str) -> _IterationStart:
+    """Return the callback that opens the iteration of *kind* that *make* returns."""
+
+    def start(start_time_msec: float | None = None, *, step: int | None = None) -> Span:
+        return begin(make(step), start_time_msec)
+
+    start.__doc__ = f"Open the span of a {kind} iteration; *step* as `{kind}_iteration` takes it."
+    return start
+
+
+def _iteration_end(name: str, kind: str) -> _IterationEnd:
+    """Return the callback that closes the iteration *name*, of *kind*."""
+
+    def end_iteration(
+        finish_time_msec: float | None = None,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        flops: float | None = None,
+        loss: float | None = None,
+        failed: bool = False,
+    ) -> None:
+        iteration = pop_open(name)
+        if isinstance(iteration, Iteration):
+            iteration.set(samples=samples, tokens=tokens, flops=flops, loss=loss)
+            if failed:
+                iteration.fail()
+            end(iteration, to_ns(name, finish_time_msec))
+
+    end_iteration.__doc__ = (
+        f"Close the span of a {kind} iteration, with what was done in it as `Iteration.set` takes it."
+    )
+    return end_iteration
+
+
+on_app_start: Final = _start(application, "the application")
+on_distributed_init_start: Final = _start(distributed_init, "setting up the accelerators and their connections")
+on_distributed_init_end: Final = _end(span_names.DISTRIBUTED_INIT, "setting up the accelerators and their connections")
+on_dataloader_init_start: Final = _start(dataloader_init, "making the data loaders")
+on_dataloader_init_end: Final = _end(span_names.DATALOADER_INIT, "making the data loaders")
+on_model_init_start: Final = _start(model_init, "making the model")
+on_model_init_end: Final = _end(span_names.MODEL_INIT, "making the model")
+on_optimizer_init_start: Final = _start(optimizer_init, "making the optimizer")
+on_optimizer_init_end: Final = _end(span_names.OPTIMIZER_INIT, "making the optimizer")
+on_load_checkpoint_start: Final = _start(checkpoint_load, "loading a checkpoint")
+on_load_checkpoint_end: Final = _end(span_names.CHECKPOINT_LOAD, "loading a checkpoint")
+on_train_end: Final = _end(span_names.TRAINING_LOOP, "a training loop")
+on_validation_start: Final = _start(validation_loop, "a validation loop")
+on_validation_end: Final = _end(span_names.VALIDATION_LOOP, "a validation loop")
+on_testing_start: Final = _start(testing_loop, "a testing loop")
+on_testing_end: Final = _end(span_names.TESTING_LOOP, "a testing loop")
+on_training_single_iteration_start: Final = _iteration_start(training_iteration, "training")
+on_training_single_iteration_end: Final = _iteration_end(span_names.TRAINING_ITERATION, "training")
+on_validation_single_iteration_start: Final = _iteration_start(validation_iteration, "validation")
+on_validation_single_iteration_end: Final = _iteration_end(span_names.VALIDATION_ITERATION, "validation")
+on_testing_single_iteration_start: Final = _iteration_start(testing_iteration, "testing")
+on_testing_single_iteration_end: Final = _iteration_end(span_names.TESTING_ITERATION, "testing")
+on_data_loading_start: Final = _start(data_loading, "waiting for a batch")
+on_data_loading_end: Final = _end(span_names.DATA_LOADING, "waiting for a batch")
+on_model_forward_start: Final = _start(model_forward, "a forward pass")
+on_model_forward_end: Final = _end(span_names.MODEL_FORWARD, "a forward pass")
+on_zero_grad_start: Final = _start(zero_grad, "clearing the gradients")
+on_zero_grad_end: Final = _end(span_names.ZERO_GRAD, "clearing the gradients")
+on_model_backward_start: Final = _start(model_backward, "a backward pass")
+on_model_backward_end: Final = _end(span_names.MODEL_BACKWARD, "a backward pass")
+on_optimizer_update_start: Final = _start(optimizer_update, "an optimizer step")
+on_optimizer_update_end: Final = _end(span_names.OPTIMIZER_UPDATE, "an optimizer step")
+on_save_checkpoint_finalization_start: Final = _start(checkpoint_save_finalization, "completing an asynchronous save")
+on_save_checkpoint_finalization_end: Final = _end(
+    span_names.CHECKPOINT_SAVE_FINALIZATION, "completing an asynchronous save"
+)
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
@@ -90,56 +190,6 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
     if span is not None:
         end(span, at_ns)
     end_all("the application ended", at_ns)
-
-
-def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of setting up the accelerators and their connections."""
-    return begin(distributed_init(), start_time_msec)
-
-
-def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of setting up the accelerators and their connections."""
-    _end(span_names.DISTRIBUTED_INIT, finish_time_msec)
-
-
-def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of making the data loaders."""
-    return begin(dataloader_init(), start_time_msec)
-
-
-def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of making the data loaders."""
-    _end(span_names.DATALOADER_INIT, finish_time_msec)
-
-
-def on_model_init_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of making the model."""
-    return begin(model_init(), start_time_msec)
-
-
-def on_model_init_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of making the model."""
-    _end(span_names.MODEL_INIT, finish_time_msec)
-
-
-def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of making the optimizer."""
-    return begin(optimizer_init(), start_time_msec)
-
-
-def on_optimizer_init_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of making the optimizer."""
-    _end(span_names.OPTIMIZER_INIT, finish_time_msec)
-
-
-def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of loading a checkpoint."""
-    return begin(checkpoint_load(), start_time_msec)
-
-
-def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of loading a checkpoint."""
-    _end(span_names.CHECKPOINT_LOAD, finish_time_msec)
 
 
 def on_train_start(
@@ -163,159 +213,6 @@ def on_train_start(
         train_iterations_start, train_samples_start, train_iterations_target_or_fn, train_samples_target_or_fn
     )
     return begin(TrainingLoop(facts, {}), start_time_msec)
-
-
-def on_train_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of a training loop."""
-    _end(span_names.TRAINING_LOOP, finish_time_msec)
-
-
-def on_validation_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of a validation loop."""
-    return begin(validation_loop(), start_time_msec)
-
-
-def on_validation_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of a validation loop."""
-    _end(span_names.VALIDATION_LOOP, finish_time_msec)
-
-
-def on_testing_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of a testing loop."""
-    return begin(testing_loop(), start_time_msec)
-
-
-def on_testing_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of a testing loop."""
-    _end(span_names.TESTING_LOOP, finish_time_msec)
-
-
-def on_training_single_iteration_start(start_time_msec: float | None = None, *, step: int | None = None) -> Span:
-    """Open the span of a training iteration; *step* as `training_iteration` takes it."""
-    return begin(training_iteration(step), start_time_msec)
-
-
-def on_training_single_iteration_end(
-    finish_time_msec: float | None = None,
-    *,
-    samples: int | None = None,
-    tokens: int | None = None,
-    flops: float | None = None,
-    loss: float | None = None,
-    failed: bool = False,
-) -> None:
-    """Close the span of a training iteration, with what was done in it as `Iteration.set` takes it."""
-    _end_iteration(
-        span_names.TRAINING_ITERATION,
-        finish_time_msec,
-        samples=samples,
-        tokens=tokens,
-        flops=flops,
-        loss=loss,
-        failed=failed,
-    )
-
-
-def on_validation_single_iteration_start(start_time_msec: float | None = None, *, step: int | None = None) -> Span:
-    """Open the span of a validation iteration; *step* as `validation_iteration` takes it."""
-    return begin(validation_iteration(step), start_time_msec)
-
-
-def on_validation_single_iteration_end(
-    finish_time_msec: float | None = None,
-    *,
-    samples: int | None = None,
-    tokens: int | None = None,
-    flops: float | None = None,
-    loss: float | None = None,
-    failed: bool = False,
-) -> None:
-    """Close the span of a validation iteration, with what was done in it as `Iteration.set` takes it."""
-    _end_iteration(
-        span_names.VALIDATION_ITERATION,
-        finish_time_msec,
-        samples=samples,
-        tokens=tokens,
-        flops=flops,
-        loss=loss,
-        failed=failed,
-    )
-
-
-def on_testing_single_iteration_start(start_time_msec: float | None = None, *, step: int | None = None) -> Span:
-    """Open the span of a testing iteration; *step* as `testing_iteration` takes it."""
-    return begin(testing_iteration(step), start_time_msec)
-
-
-def on_testing_single_iteration_end(
-    finish_time_msec: float | None = None,
-    *,
-    samples: int | None = None,
-    tokens: int | None = None,
-    flops: float | None = None,
-    loss: float | None = None,
-    failed: bool = False,
-) -> None:
-    """Close the span of a testing iteration, with what was done in it as `Iteration.set` takes it."""
-    _end_iteration(
-        span_names.TESTING_ITERATION,
-        finish_time_msec,
-        samples=samples,
-        tokens=tokens,
-        flops=flops,
-        loss=loss,
-        failed=failed,
-    )
-
-
-def on_data_loading_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of waiting for a batch."""
-    return begin(data_loading(), start_time_msec)
-
-
-def on_data_loading_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of waiting for a batch."""
-    _end(span_names.DATA_LOADING, finish_time_msec)
-
-
-def on_model_forward_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of a forward pass."""
-    return begin(model_forward(), start_time_msec)
-
-
-def on_model_forward_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of a forward pass."""
-    _end(span_names.MODEL_FORWARD, finish_time_msec)
-
-
-def on_zero_grad_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of clearing the gradients."""
-    return begin(zero_grad(), start_time_msec)
-
-
-def on_zero_grad_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of clearing the gradients."""
-    _end(span_names.ZERO_GRAD, finish_time_msec)
-
-
-def on_model_backward_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of a backward pass."""
-    return begin(model_backward(), start_time_msec)
-
-
-def on_model_backward_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of a backward pass."""
-    _end(span_names.MODEL_BACKWARD, finish_time_msec)
-
-
-def on_optimizer_update_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of an optimizer step."""
-    return begin(optimizer_update(), start_time_msec)
-
-
-def on_optimizer_update_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of an optimizer step."""
-    _end(span_names.OPTIMIZER_UPDATE, finish_time_msec)
 
 
 def on_save_checkpoint_start(
@@ -352,11 +249,6 @@ def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
         end(save, to_ns(save.name, finish_time_msec))
 
 
-def on_save_checkpoint_finalization_start(start_time_msec: float | None = None) -> Span:
-    """Open the span of completing an asynchronous save."""
-    return begin(checkpoint_save_finalization(), start_time_msec)
-
-
-def on_save_checkpoint_finalization_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of completing an asynchronous save."""
-    _end(span_names.CHECKPOINT_SAVE_FINALIZATION, finish_time_msec)
+for _name, _callback in [*globals().items()]:
+    if _name.startswith("on_"):  # which `help` shows
+        _callback.__name__ = _callback.__qualname__ = _name

@@ -28,7 +28,7 @@ def gauges() -> list[MachineGauge]:
 
 
 def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
-    """Yield what the module *psutil* can read."""
+    """Yield the readings of the module *psutil*."""
     process = psutil.Process()
 
     def own_s() -> float:

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any, Final
 
+from trackside._implementation import native
 from trackside._platform import after_fork_in_child
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, IterationEnded, KernelWindow, SectionWindow, clock
@@ -36,6 +37,9 @@ class Sections:
         find_kernels: Returns what records single kernels, or raises with the reason why there is nothing: then CUDA's
             events time the sections. Called when the first section with GPU times is entered; None for CUDA's events.
     """
+
+    # A slot for what the compiled core reads; all else is in the dict.
+    __slots__ = ("__dict__", "__weakref__", "_times")
 
     def __init__(self, bus: Bus, *, find_kernels: Callable[[], KernelSource] | None = None) -> None:
         self._bus = bus
@@ -62,6 +66,7 @@ class Sections:
     def after_fork(self) -> None:
         """Begin without what the parent timed, and with a lock that is free."""
         self._lock = threading.RLock()
+        self._gpu.after_fork()
         known = self._times  # decorated functions hold on to these
         self._make_fresh()
         self._times = known
@@ -164,7 +169,7 @@ class Sections:
         return times
 
     def _dropping(self, name: str) -> SectionTimes:
-        """Return what times nothing, and remember that *name* was dropped."""
+        """Return a section that times nothing, and remember that *name* was dropped."""
         if len(self._dropped) < MAX_SECTIONS:
             self._dropped.add(name)
         if self._overflow is None:
@@ -283,6 +288,9 @@ def _columns(timed: list[tuple[str, SectionSummary]]) -> dict[str, Any]:
         "std_ns": [summary.std_ns for _, summary in timed],
     }
 
+
+if native is not None:
+    Sections.section = native.compile_making(Sections)  # type: ignore[method-assign]
 
 _sections: Final = Sections(default_bus, find_kernels=kernel_recorder)
 

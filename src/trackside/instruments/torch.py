@@ -1,4 +1,4 @@
-"""Our spans in torch's profiler and in NVTX; the one module that imports torch, and not before it is asked to."""
+"""Spans in torch's profiler and in NVTX. The one module that imports torch, and only when a function needs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from trackside.core import complain, is_from_signal_handler
-from trackside.events import ConfigError, MissingExtraError
+from trackside.events import ConfigError
+from trackside.events._errors import needing_extra
 from trackside.instruments._span import set_annotator
 
 
@@ -55,7 +56,7 @@ def nvtx() -> Callable[[str], Callable[[], object]]:
 
 class CudaEventTimer:
     """
-    Times stretches of the current CUDA stream with pairs of events. It asks whether they are over, and never waits.
+    Times stretches of the current CUDA stream with pairs of events. It only queries events, and never waits for one.
 
     Args:
         cuda: The module ``torch.cuda``.
@@ -64,9 +65,11 @@ class CudaEventTimer:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._free: list[Any] = []
+        self._all: list[Any] = []
+        """Every pair there is: to destroy an event where CUDA does not work any more ends the process."""
 
     def begin(self) -> Any:
-        """Mark where a stretch begins; None while a graph is captured, where events mean something else."""
+        """Record the event that begins a stretch; None while a graph is captured, whose events measure no time."""
         if self._cuda.is_current_stream_capturing():
             return None
         pair = self._free.pop() if self._free else self._pair()
@@ -75,27 +78,35 @@ class CudaEventTimer:
 
     def _pair(self) -> Any:
         make = self._cuda.Event
-        return make(enable_timing=True), make(enable_timing=True)
+        pair = make(enable_timing=True), make(enable_timing=True)
+        self._all.append(pair)
+        return pair
 
     def end(self, mark: Any) -> None:
-        """Mark where it ends."""
+        """Record the event that ends it."""
         mark[1].record()
 
     def elapsed_ns(self, mark: Any) -> int | None:
-        """Return how long it took; None while the GPU is not yet there."""
+        """Return its length; None until the GPU has reached its end."""
         if not mark[1].query():
             return None
         taken_ms: float = mark[0].elapsed_time(mark[1])
         self._free.append(mark)
         return round(taken_ms * 1e6)
 
+    def after_fork(self) -> None:
+        """Keep the parent's events for as long as this process lives, its end included: there is no CUDA in it."""
+        import ctypes  # noqa: PLC0415  only a child of a process that timed its GPU needs it
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
 
 def cuda_event_timer() -> CudaEventTimer:
     """
-    Return what times sections on the GPU.
+    Return a timer of sections on the GPU.
 
     Raises:
-        RuntimeError: if that cannot be done, with the reason.
+        RuntimeError: if there can be none; its text is the reason.
     """
     try:
         import torch  # noqa: PLC0415  needed only by those who ask for it
@@ -106,22 +117,69 @@ def cuda_event_timer() -> CudaEventTimer:
     return CudaEventTimer(torch.cuda)
 
 
+def watch_profiler(before: Callable[[], object], after: Callable[[], object]) -> Callable[[], object]:
+    """
+    Learn when torch's profiler takes CUPTI, and when it lets it go.
+
+    Args:
+        before: Called before it prepares to record what runs on the GPU, its warm-up included.
+        after: Called when it has ended.
+
+    Returns:
+        A function that ends that.
+    """
+    module: Any = sys.modules.get("torch.autograd.profiler")
+    if module is None:
+        return _nothing
+    profile = module.profile
+    prepare, leave = profile._prepare_trace, profile.__exit__  # noqa: SLF001  there is no public place to learn of it
+
+    @functools.wraps(prepare)
+    def preparing(profiler: Any) -> Any:
+        if not any(activity.name == "CUDA" for activity in profiler.kineto_activities):
+            return prepare(profiler)
+        before()
+        try:
+            return prepare(profiler)
+        except BaseException:
+            after()
+            raise
+
+    @functools.wraps(leave)
+    def leaving(profiler: Any, *args: Any) -> Any:
+        try:
+            return leave(profiler, *args)
+        finally:
+            after()
+
+    def end() -> None:
+        if profile._prepare_trace is preparing:  # noqa: SLF001
+            profile._prepare_trace, profile.__exit__ = prepare, leave  # noqa: SLF001
+
+    profile._prepare_trace, profile.__exit__ = preparing, leaving  # noqa: SLF001
+    return end
+
+
+def _nothing() -> None:
+    pass
+
+
 def watch_backward(
     loss: Any, computed: Callable[[], object], synchronized: Callable[[], object]
 ) -> Callable[[], object] | None:
     """
-    Learn what a backward pass computes itself, and what it waits for.
+    Learn when a backward pass has computed its own gradients, and when it has those of other ranks.
 
     Distributed training waits for the gradients of other ranks in a callback at the end of the pass. *computed* is
     called just before that, *synchronized* just after.
 
     Args:
-        loss: What ``backward()`` is about to be called on.
+        loss: The tensor whose ``backward()`` is about to be called.
         computed: Called when this rank's gradients are there.
         synchronized: Called when those of the other ranks are.
 
     Returns:
-        What ends that; None where the two cannot be separated: on a GPU, whose work the CPU's clock does not show.
+        A function that ends that; None if the two cannot be separated, as on a GPU, unseen by the CPU's clock.
     """
     if not getattr(loss, "requires_grad", False) or loss.device.type != "cpu" or is_compiling():
         return None
@@ -137,7 +195,7 @@ def watch_backward(
 
 class RankGroup:
     """
-    A gloo group of all ranks, of its own: for those who ask for a collective, and never for anybody else.
+    A gloo group of all ranks, apart from the job's own groups; made only for callers that need a collective.
 
     Making one is a collective itself.
 
@@ -288,10 +346,8 @@ def torch_module(asked: str) -> Any:
     Raises:
         MissingExtraError: if torch is not installed.
     """
-    try:
+    with needing_extra(f"annotate={asked!r}", "torch"):
         import torch  # noqa: PLC0415  needed only by those who ask for it
-    except ImportError as missing:
-        raise MissingExtraError(f"annotate={asked!r}", "torch", missing) from None
     return torch
 
 

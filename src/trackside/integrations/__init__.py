@@ -12,4 +12,4 @@ from trackside._later import load_later
 
 __all__ = ["accelerate", "fabric", "lightning", "pytorch", "pytorch_lightning", "transformers"]
 
-__getattr__, __dir__ = load_later(__name__, {name: f"{__name__}.{name}" for name in __all__})
+__getattr__, __dir__ = load_later(__name__, {f"{__name__}.{name}": name for name in __all__})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RUN_VARIABLE: Final = "TRACKSIDE_RUN_ID"
 """The run's id, from the process that starts the others to those; where a launcher gives one, it is not used."""
 OPT_IN_VARIABLE: Final = "TRACKSIDE"
-"""Where telemetry goes, or 1 for ``runs``: frameworks that look for callbacks find ours then."""
+"""The directory that telemetry goes to, or 1 for ``runs``: frameworks that look for callbacks find ours then."""
 
 _LAUNCHERS: Final = ("RANK", "SLURM_JOB_ID")
 
@@ -29,7 +29,7 @@ class AutoStart:
     """
     Turns telemetry on once, and off at the end of the process or by `end`.
 
-    Where telemetry is on already, it stays as it is.
+    Telemetry that is on already stays as it is.
 
     Args:
         directory: Where the event log goes; None turns nothing on.

@@ -86,7 +86,7 @@ class BackgroundSaves:
 
 
 def _background_writer(trainer: Any) -> Any:
-    """Return what writes checkpoints in another thread; None if they are written at once."""
+    """Return the plugin that writes checkpoints in another thread; None if they are written at once."""
     writer = getattr(trainer.strategy, "checkpoint_io", None)
     is_async = False
     while writer is not None:
@@ -157,7 +157,7 @@ SANITY_CHECK: Final = "sanity_check"
 PREDICTING_LOOP: Final = "predicting_loop"
 PREDICTING_ITERATION: Final = "predicting_single_iteration"
 
-# What the trainer's profiler calls the actions that there is no hook for. The class names before these are the loop's,
+# The trainer's profiler's names of the actions that there is no hook for. The class names before these are the loop's,
 # the strategy's and the model's own.
 _ACTIONS: Final = {
     "train_dataloader_next": span_names.DATA_LOADING,
@@ -287,21 +287,21 @@ class Watch:
         return bool(getattr(self.trainer.lightning_module, "automatic_optimization", True))
 
     def backward_begins(self, loss: Any) -> None:
-        """Learn that a backward pass from *loss* begins."""
+        """Open the backward pass from *loss*."""
         self._parts.begin_backward(loss)
 
     def backward_ended(self) -> None:
-        """Learn that it ended."""
+        """Close the backward pass."""
         self._parts.end(span_names.MODEL_BACKWARD)
 
-    def optimizer_begins(self) -> None:
-        """Learn that the gradients are there, and the optimizer is about to use them."""
+    def optimizer_begins(self, _optimizer: Any) -> None:
+        """Open the optimizer's step; the profiler's action of that name closes it."""
         self._parts.begin(span_names.OPTIMIZER_UPDATE)
 
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_begins(self) -> None:
-        """Learn that the training loop begins."""
+        """Open the training loop."""
         self._checkpoints.end_load()
         trainer = self.trainer
         self._parts.gpu = getattr(trainer.strategy.root_device, "type", "cpu") == "cuda"
@@ -314,13 +314,13 @@ class Watch:
         )
 
     def train_ended(self) -> None:
-        """Learn that it ended; gradients that no optimizer has used by now are lost."""
+        """Close the training loop; gradients that no optimizer has used by now are lost."""
         self._close_iteration(failed=True)
         callbacks.on_train_end()
         close_section_window()
 
-    def batch_begins(self) -> None:
-        """Learn that a batch begins."""
+    def batch_begins(self, *_batch: Any) -> None:
+        """Open an iteration, unless the batch belongs to the open one."""
         if self._is_in_batch:
             self._close_iteration(failed=True)
         self._is_in_batch = True
@@ -328,8 +328,8 @@ class Watch:
             self._step = self.trainer.global_step
             callbacks.on_training_single_iteration_start(step=self._step)
 
-    def batch_ended(self, outputs: Any, batch: Any) -> None:
-        """Learn that a batch ended, and with it the iteration, if the optimizer has stepped."""
+    def batch_ended(self, outputs: Any, batch: Any, *_place: Any) -> None:
+        """Close the iteration, if the optimizer has stepped."""
         self._is_in_batch = False
         self._parts.end_all()
         if self._step is None:
@@ -345,7 +345,7 @@ class Watch:
             self._close_iteration()
 
     def epoch_ended(self) -> None:
-        """Learn that an epoch ended: a batch that the model has refused has no end of its own."""
+        """Close an iteration that is open: a batch that the model has refused has no end of its own."""
         if self._is_in_batch:
             self._close_iteration(failed=True)
 
@@ -365,38 +365,38 @@ class Watch:
     # --- evaluation --------------------------------------------------------------------------------------------
 
     def sanity_check_begins(self) -> None:
-        """Learn that validation is tried out before training."""
+        """Open the trial of validation before training."""
         self._checkpoints.end_load()
         self._is_checking = True
         begin(span(SANITY_CHECK, priority=LIFECYCLE, badput_type="TRAINING_PREP"), None)
 
     def sanity_check_ended(self) -> None:
-        """Learn that the trial is over."""
+        """Close the trial of validation."""
         self._is_checking = False
         _end(SANITY_CHECK)
 
     def loop_begins(self, kind: str) -> None:
-        """Learn that a loop of *kind* begins: ``validation``, ``testing`` or ``predicting``."""
+        """Open the loop of *kind*: ``validation``, ``testing`` or ``predicting``."""
         if not self._is_checking:
             self._checkpoints.end_load()
             _LOOPS[kind][0]()
 
     def loop_ended(self, kind: str) -> None:
-        """Learn that it ended."""
+        """Close the loop of *kind*."""
         if not self._is_checking:
             self._end_evaluation()
             _LOOPS[kind][1]()
 
-    def evaluation_begins(self, kind: str) -> None:
-        """Learn that a batch of such a loop begins; for one whose step returned nothing Lightning may report no end."""
+    def evaluation_begins(self, kind: str, *_batch: Any, **_place: Any) -> None:
+        """Open an iteration of such a loop; if the step before returned nothing, Lightning may have reported no end."""
         if self._is_checking:
             return
         self._end_evaluation()
         self._evaluates = kind
         _ITERATIONS[kind][0](step=None if self._step is not None else self.trainer.global_step - 1)
 
-    def evaluation_ended(self, outputs: Any, batch: Any) -> None:
-        """Learn that it ended."""
+    def evaluation_ended(self, outputs: Any, batch: Any, *_place: Any, **_more: Any) -> None:
+        """Close the iteration."""
         if self._evaluates:
             self._end_evaluation(samples=self._samples_of(batch), loss=_loss_in(outputs))
 
@@ -408,7 +408,7 @@ class Watch:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        """Learn that *error* ended the run: it ends every open span, and what is known is written."""
+        """Close every open span with *error*, which ended the run, and write what is known."""
         self._parts.end_all(error)
         end_with(error)
         self._step, self._is_in_batch, self._evaluates = None, False, ""
@@ -446,11 +446,12 @@ _watching: Final[WeakKeyDictionary[Any, LightningHooks]] = WeakKeyDictionary()
 """By trainer, the one callback that watches its present run: of several the others do nothing."""
 
 
-def _hook(record: Callable[..., None]) -> Any:
+def _hook(record: Callable[..., None], *kind: str) -> Any:
     """
     Return a hook of Lightning's that calls *record* with the watch of the trainer in place of trainer and module.
 
-    What it raises stays out of the training, unless the bus is strict; the callback then does without this run.
+    A *kind* of loop goes before Lightning's other arguments. What is raised stays out of the training, unless the bus
+    is strict; the callback then does without this run.
     """
 
     @functools.wraps(record)
@@ -459,7 +460,7 @@ def _hook(record: Callable[..., None]) -> Any:
         if watch is None or watch.trainer is not trainer:
             return
         try:
-            record(watch, *args, **kwargs)
+            record(watch, *kind, *args, **kwargs)
         except Exception as error:
             self._give_up(trainer, error)
 
@@ -591,118 +592,27 @@ class LightningHooks:
         withhold(error)
         end_with(error)
 
-    @_hook
-    def _on_exception(self: Watch, error: BaseException) -> None:
-        self.failed(error)
+    _on_exception = _hook(Watch.failed)
 
-    # In what follows ``self`` is the watch: that is what _hook calls them with.
-
-    @_hook
-    def on_train_start(self: Watch) -> None:
-        """Open the training loop."""
-        self.train_begins()
-
-    @_hook
-    def on_train_end(self: Watch) -> None:
-        """Close the training loop."""
-        self.train_ended()
-
-    @_hook
-    def on_train_epoch_end(self: Watch) -> None:
-        """Close an iteration that the model has cut short."""
-        self.epoch_ended()
-
-    @_hook
-    def on_train_batch_start(self: Watch, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Open an iteration, unless the batch belongs to the open one."""
-        self.batch_begins()
-
-    @_hook
-    def on_train_batch_end(self: Watch, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Close the iteration, if the optimizer has stepped."""
-        self.batch_ended(outputs, batch)
-
-    @_hook
-    def on_before_backward(self: Watch, loss: Any) -> None:
-        """Open the backward pass."""
-        self.backward_begins(loss)
-
-    @_hook
-    def on_after_backward(self: Watch) -> None:
-        """Close the backward pass."""
-        self.backward_ended()
-
-    @_hook
-    def on_before_optimizer_step(self: Watch, optimizer: Any) -> None:  # noqa: ARG002
-        """Open the optimizer's step; the profiler's action of that name closes it."""
-        self.optimizer_begins()
-
-    @_hook
-    def on_sanity_check_start(self: Watch) -> None:
-        """Open the trial of validation before training."""
-        self.sanity_check_begins()
-
-    @_hook
-    def on_sanity_check_end(self: Watch) -> None:
-        """Close it."""
-        self.sanity_check_ended()
-
-    @_hook
-    def on_validation_start(self: Watch) -> None:
-        """Open the validation loop."""
-        self.loop_begins("validation")
-
-    @_hook
-    def on_validation_end(self: Watch) -> None:
-        """Close it."""
-        self.loop_ended("validation")
-
-    @_hook
-    def on_validation_batch_start(self: Watch, *_batch: Any, **_place: Any) -> None:
-        """Open a validation iteration."""
-        self.evaluation_begins("validation")
-
-    @_hook
-    def on_validation_batch_end(self: Watch, outputs: Any, batch: Any, *_place: Any, **_more: Any) -> None:
-        """Close it."""
-        self.evaluation_ended(outputs, batch)
-
-    @_hook
-    def on_test_start(self: Watch) -> None:
-        """Open the testing loop."""
-        self.loop_begins("testing")
-
-    @_hook
-    def on_test_end(self: Watch) -> None:
-        """Close it."""
-        self.loop_ended("testing")
-
-    @_hook
-    def on_test_batch_start(self: Watch, *_batch: Any, **_place: Any) -> None:
-        """Open a testing iteration."""
-        self.evaluation_begins("testing")
-
-    @_hook
-    def on_test_batch_end(self: Watch, outputs: Any, batch: Any, *_place: Any, **_more: Any) -> None:
-        """Close it."""
-        self.evaluation_ended(outputs, batch)
-
-    @_hook
-    def on_predict_start(self: Watch) -> None:
-        """Open the predicting loop."""
-        self.loop_begins("predicting")
-
-    @_hook
-    def on_predict_end(self: Watch) -> None:
-        """Close it."""
-        self.loop_ended("predicting")
-
-    @_hook
-    def on_predict_batch_start(self: Watch, *_batch: Any, **_place: Any) -> None:
-        """Open the prediction of a batch."""
-        self.evaluation_begins("predicting")
-
-    @_hook
-    def on_predict_batch_end(self: Watch, outputs: Any, batch: Any, *_place: Any, **_more: Any) -> None:
-        """Close it."""
-        self.evaluation_ended(outputs, batch)
+    on_train_start = _hook(Watch.train_begins)
+    on_train_end = _hook(Watch.train_ended)
+    on_train_epoch_end = _hook(Watch.epoch_ended)
+    on_train_batch_start = _hook(Watch.batch_begins)
+    on_train_batch_end = _hook(Watch.batch_ended)
+    on_before_backward = _hook(Watch.backward_begins)
+    on_after_backward = _hook(Watch.backward_ended)
+    on_before_optimizer_step = _hook(Watch.optimizer_begins)
+    on_sanity_check_start = _hook(Watch.sanity_check_begins)
+    on_sanity_check_end = _hook(Watch.sanity_check_ended)
+    on_validation_start = _hook(Watch.loop_begins, "validation")
+    on_validation_end = _hook(Watch.loop_ended, "validation")
+    on_validation_batch_start = _hook(Watch.evaluation_begins, "validation")
+    on_validation_batch_end = _hook(Watch.evaluation_ended)
+    on_test_start = _hook(Watch.loop_begins, "testing")
+    on_test_end = _hook(Watch.loop_ended, "testing")
+    on_test_batch_start = _hook(Watch.evaluation_begins, "testing")
+    on_test_batch_end = _hook(Watch.evaluation_ended)
+    on_predict_start = _hook(Watch.loop_begins, "predicting")
+    on_predict_end = _hook(Watch.loop_ended, "predicting")
+    on_predict_batch_start = _hook(Watch.evaluation_begins, "predicting")
+    on_predict_batch_end = _hook(Watch.evaluation_ended)

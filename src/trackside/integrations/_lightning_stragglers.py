@@ -179,7 +179,7 @@ class StragglerHooks(LightningHooks):
         name = getattr(saver, "CHECKPOINT_NAME_LAST", "last") + getattr(saver, "FILE_EXTENSION", ".ckpt")
         place = getattr(saver, "dirpath", None) or trainer.default_root_dir
         trainer.save_checkpoint(f"{place}/{name}")  # which may be a URL
-        # What still writes in the background is waited for by the trainer, on its way out.
+        # The trainer waits, on its way out, for writes in the background.
         raise SystemExit(_STOPPED)
 
 

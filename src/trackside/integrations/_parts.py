@@ -44,7 +44,7 @@ class Parts:
         self.gpu = self.is_shared = False
         self._open: dict[str, Section] = {}
         self._computed_ns = self._synchronized_ns = 0
-        """When the gradients of this rank and those of all were there, in ns since the epoch; 0 where not known."""
+        """The times when this rank's gradients and those of all were there, in ns since the epoch; 0 if not known."""
         self._forget_loss: Callable[[], object] | None = None
 
     def begin(self, name: str) -> None:
@@ -182,7 +182,7 @@ def time_loading(loader: Any, parts: Parts, on_batch: Callable[[Any], None]) -> 
         on_batch: Called with each batch.
 
     Returns:
-        What ends that, for iterations that begin later.
+        A function that ends that, for iterations that begin later.
     """
     cls = type(loader)
 
@@ -260,10 +260,10 @@ class WatchedEvaluation:
     _batch_ns: int = 0
     _samples: int | None = None
     _latest_ns: int = 0
-    """When the latest forward pass ended."""
+    """The time when the latest forward pass ended."""
 
     def begin_batch(self, samples: int | None) -> None:
-        """Read that a forward pass begins; the batch before it is over."""
+        """Begin a forward pass; the batch before it is over."""
         if not self.is_open and is_evaluating():
             return  # the script has spans of its own for it
         now_ns = clock.now_ns()
@@ -275,7 +275,7 @@ class WatchedEvaluation:
         self._samples = None if samples is None else samples * max(1, process_source().world_size)
 
     def end_forward(self, error: BaseException | None = None) -> None:
-        """Read that the forward pass is over, or the whole loop by an *error*."""
+        """End the forward pass, or by an *error* the whole loop."""
         self._latest_ns = clock.now_ns()
         if error is not None:
             self.end(error=error)

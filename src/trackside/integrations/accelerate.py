@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus import default_bus
 from trackside.core import is_from_signal_handler
-from trackside.events import MissingExtraError, clock, span_names
+from trackside.events import clock, span_names
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments import torch as pytorch
 from trackside.instruments._checkpoint import checkpoint_load, checkpoint_save
@@ -21,12 +23,11 @@ from trackside.instruments.section_windows import close_section_window
 from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._parts import Parts, Patches, TimedBatches, WatchedEvaluation, samples_in, watch_forward
 from trackside.job import JobConfig
-from trackside.job._settings import suggests_settings
 
 LOGGER: Final = logging.getLogger("trackside")
 
 STEP_FILE: Final = "trackside.json"
-"""What a saved state has besides: how many steps were done. Who loads it goes on counting there."""
+"""A file that is added to a saved state: the number of steps that were done, from which a load goes on counting."""
 
 
 class AcceleratorWatch:
@@ -263,13 +264,11 @@ def _steps_done(place: Path) -> int | None:
     return step if isinstance(step, int) and step >= 0 else None
 
 
-try:
+with needing_extra("Accelerate", "accelerate"):
     from accelerate import Accelerator, PartialState
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.tracking import GeneralTracker
-except ImportError as missing:
-    raise MissingExtraError("Accelerate", "accelerate", missing) from None
 
 
 if TYPE_CHECKING:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from trackside.events import MissingExtraError
+from typing import Final
+
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.integrations._lightning_hooks import LightningHooks
 from trackside.integrations._lightning_stragglers import StragglerHooks
 from trackside.job import JobConfig
-from trackside.job._settings import suggests_settings
 
-try:
+with needing_extra("Lightning", "lightning"):
     from lightning.pytorch import Callback
-except ImportError as missing:
-    raise MissingExtraError("Lightning", "lightning", missing) from None
 
 
 @suggests_settings(job=JobConfig)
@@ -23,5 +23,5 @@ class StragglerDetectionCallback(StragglerHooks, Callback):  # type: ignore[misc
     __doc__ = StragglerHooks.__doc__
 
 
-callbacks = TracksideCallback.of_every_trainer
-hook_trainer_cls = TracksideCallback.hook_trainer_cls
+callbacks: Final = TracksideCallback.of_every_trainer
+hook_trainer_cls: Final = TracksideCallback.hook_trainer_cls

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trackside.events import ConfigError, clock, process_source, span_names
+from trackside.events import ConfigError, ambient, clock, process_source, span_names
+from trackside.events._settings import suggests_settings
 from trackside.instruments import data_loading, section, training_iteration
 from trackside.instruments import torch as pytorch
 from trackside.instruments._iteration import Iteration
 from trackside.instruments._moments import watched_loops
-from trackside.instruments._span import withdraw
+from trackside.instruments._span import is_innermost, opened, withdraw
 from trackside.integrations._parts import Parts, Patches, WatchedEvaluation, samples_in, watch_forward
-from trackside.job._settings import suggests_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,8 +55,11 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
     those of this rank's batches times the world size. Its loss is the tensor that ``backward()`` was called on, as it
     was before a gradient scaler; of several, their mean.
 
-    What the model does in evaluation mode is a validation loop with an iteration for each forward pass, unless the
-    script has spans of its own for it. It ends when the next batch is trained on.
+    Forward passes in evaluation mode are the iterations of a validation loop, unless the script has its own spans for
+    them. It ends when the next batch is trained on.
+
+    Where the loop has `training_iteration` blocks of its own, they are the iterations: each gets the parts inside of
+    it, and the samples and the loss if the script sets none.
 
     Args:
         model: A ``torch.nn.Module``, wrapped for distributed training or not. A compiled one is watched from outside:
@@ -66,7 +70,7 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
         gpu: Whether sections take the GPU's time too; by default, where there is a CUDA device.
 
     Returns:
-        What undoes it: `Instrumented.close`, or leaving its ``with`` block.
+        An object that undoes it: by `Instrumented.close`, or at the end of its ``with`` block.
 
     Raises:
         ConfigError: if one of them is not what it should be, or is instrumented already.
@@ -98,6 +102,12 @@ class Instrumented:
         self._losses: list[Any] = []
         self._has_forward = False
         """Whether the open iteration had one."""
+        self._has_own: bool | None = None
+        """Whether the iterations are the script's own; None before its first forward pass."""
+        self._waits: list[tuple[contextvars.Context, int, int]] = []
+        """Of each batch before that, the place, the start and the end of the wait for it."""
+        self._filled: tuple[int | None, Any] = None, None
+        """Samples and loss that the open iteration, one of the script's own, was given here."""
         self._evaluation = WatchedEvaluation()
         if dataloader is not None:
             _watch(dataloader, self.batches)
@@ -114,7 +124,7 @@ class Instrumented:
     # --- data --------------------------------------------------------------------------------------------------
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yield what *iterator* does, and record how long each took to come."""
+        """Yield the items of *iterator*, and record how long each took to come."""
         while True:
             begun_ns = clock.now_ns()
             try:
@@ -133,20 +143,46 @@ class Instrumented:
         if not self._model.training:
             return
         # Only now it is known that there is an iteration: the last time, a loader is asked for what it has not.
-        self._begin(begun_ns)
-        data_loading().open(at_ns=begun_ns).close()
+        if self._has_own is None and _own_iteration() is None:
+            self._waits.append((contextvars.copy_context(), begun_ns, clock.now_ns()))
+        else:
+            self._begin(begun_ns)
+            _record_wait(begun_ns)
         samples = samples_in(batch)
         if samples is not None:
             self._samples = (self._samples or 0) + samples * max(1, process_source().world_size)
 
     def _begin(self, at_ns: int | None = None) -> None:
+        waits, self._waits = self._waits, []
+        if waits:
+            at_ns = waits[0][1]
         if self._evaluation.is_open:
             self._evaluation.end(clock.now_ns() if at_ns is None else at_ns)
-        if self._iteration is None:
+        if self._has_own is not False:
+            self._use(_own_iteration())
+        if self._iteration is None and not self._has_own:
             self._thread = threading.get_ident()
             self._parts.is_shared = pytorch.is_distributed()
             self._iteration, self._has_forward = training_iteration(), False
             self._iteration.open(at_ns=at_ns)
+            if self._iteration.id:  # while no handler wants iterations, those of the script are not seen
+                self._has_own = False
+        for place, begun_ns, ended_ns in waits:
+            if self._has_own:
+                place.run(_record_wait, begun_ns, ended_ns)
+            else:
+                _record_wait(begun_ns, ended_ns)
+
+    def _use(self, own: Iteration | None) -> None:
+        """Take the script's own iteration for the open one, if there is one or was one before."""
+        if own is not None:
+            self._has_own = True
+        if self._has_own and own is not self._iteration:
+            if self._iteration is not None:  # it ended without an update
+                self._samples, self._losses = None, []
+            self._iteration, self._filled = own, (None, None)
+            self._thread = threading.get_ident()
+            self._parts.is_shared = pytorch.is_distributed()
 
     # --- forward and backward ----------------------------------------------------------------------------------
 
@@ -172,7 +208,7 @@ class Instrumented:
             self._parts.begin(span_names.MODEL_BACKWARD)
 
     def begin_backward(self, loss: Any) -> None:
-        """Read that a backward pass begins, from *loss*."""
+        """Open the backward pass from *loss*."""
         if self._iteration is None or threading.get_ident() != self._thread:
             return
         if len(_instrumented) == 1:
@@ -181,9 +217,20 @@ class Instrumented:
                 self._losses.append(getattr(loss, _UNSCALED, loss).detach())
 
     def end_backward(self, error: BaseException | None = None) -> None:
-        """Read that it ended, with all that distributed training waits for in it, or by an *error*."""
+        """Close the backward pass, with all that distributed training waits for in it, or by an *error*."""
         if threading.get_ident() == self._thread:
             self._parts.end(span_names.MODEL_BACKWARD, error)
+            if self._has_own and self._iteration is not None:
+                self._fill(self._iteration)
+
+    def _fill(self, own: Iteration) -> None:
+        """Give the script's own iteration what is known by now, but for what the script has set."""
+        samples, loss = self._filled
+        self._filled = self._samples, _mean(self._losses)
+        if own.samples is samples:
+            own.samples = self._filled[0]
+        if own.loss is loss:
+            own.loss = self._filled[1]
 
     # --- update ------------------------------------------------------------------------------------------------
 
@@ -193,15 +240,20 @@ class Instrumented:
 
     def _after_update(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
         self._parts.end(span_names.OPTIMIZER_UPDATE)
+        ended = self._iteration
+        begins_own = not (self._has_own or ended is None or is_innermost(ended)) and _own_iteration() is not None
         self._end()
+        if begins_own:
+            self._has_own = True
+        elif ended is None:
+            self._has_own = None  # a loop without any may follow one with iterations of its own
 
     def _end(self, error: BaseException | None = None) -> None:
         iteration, self._iteration = self._iteration, None
         samples, self._samples = self._samples, None
         losses, self._losses = self._losses, []
-        if iteration is not None:
-            loss = losses[0] if len(losses) == 1 else sum(losses) / len(losses) if losses else None
-            iteration.set(samples=samples, loss=loss)
+        if iteration is not None and not self._has_own:
+            iteration.set(samples=samples, loss=_mean(losses))
             iteration.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_job(self, error: BaseException | None) -> None:
@@ -229,7 +281,7 @@ class Instrumented:
         if getattr(type(self._dataloader), _WATCHED, False):
             object.__setattr__(self._dataloader, "__class__", self._dataloader_class)
         self._parts.end_all(error)
-        if self._iteration is not None and not self._has_forward and error is None:
+        if self._iteration is not None and not self._has_own and not self._has_forward and error is None:
             withdraw(self._iteration)  # the loop was left with a batch that it did not train on
             self._iteration = None
         self._end(error)
@@ -242,6 +294,24 @@ class Instrumented:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(error=error)
+
+
+def _own_iteration() -> Iteration | None:
+    """Return the training iteration around that the script itself has opened, if there is one."""
+    ours = {id(one._iteration) for one in _instrumented if not one._has_own}  # noqa: SLF001  our own class
+    spans = opened()
+    around = spans.get(ambient.get()[0])
+    while around is not None and (around.name != span_names.TRAINING_ITERATION or id(around) in ours):
+        around = spans.get(around.parent_id)
+    return around if isinstance(around, Iteration) else None
+
+
+def _record_wait(begun_ns: int, ended_ns: int | None = None) -> None:
+    data_loading().open(at_ns=begun_ns).close(at_ns=ended_ns)
+
+
+def _mean(losses: list[Any]) -> Any:
+    return losses[0] if len(losses) == 1 else sum(losses) / len(losses) if losses else None
 
 
 def _patch_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus import default_bus
 from trackside.core import is_from_signal_handler
-from trackside.events import LIFECYCLE, MissingExtraError, clock, span_names
+from trackside.events import LIFECYCLE, clock, span_names
+from trackside.events._errors import needing_extra
+from trackside.events._settings import suggests_settings
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
 from trackside.instruments._iteration import testing_iteration, validation_iteration
@@ -27,7 +30,6 @@ from trackside.instruments.torch import is_compiling
 from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._parts import Parts, Patches, samples_in, time_loading
 from trackside.job import JobConfig
-from trackside.job._settings import suggests_settings
 
 LOGGER: Final = logging.getLogger("trackside")
 
@@ -38,7 +40,7 @@ _Find = Callable[[Any], Any]
 
 _LOG, _EVALUATE, _SAVE = "log", "evaluate", "save"
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,12})/?$")
-"""How a trainer names the directory of a checkpoint: by the steps that it holds."""
+"""The name that a trainer gives the directory of a checkpoint: by the steps that it holds."""
 _MOST_REMEMBERED: Final = 100_000
 
 
@@ -55,13 +57,13 @@ class TrainerWatch:
         self._undo: list[Callable[[], None]] = []
         self._is_training = False
         self._called_ns = 0
-        """When the trainer called a hook last."""
+        """The time when the trainer called a hook last."""
         self._batches = self._samples = 0
         self._losses: list[Any] = []
         self._is_loss_a_share = False
         self._save: CheckpointSave | None = None
         self._expected: list[str] = []
-        """What the trainer does next, as far as its flags say."""
+        """The trainer's next actions, as far as its flags say."""
         self._step = -1
         self._path = ""
         self._is_validating = False
@@ -73,7 +75,7 @@ class TrainerWatch:
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_begins(self, args: Any, state: Any, model: Any, loader: Any) -> None:
-        """Learn that training begins."""
+        """Open the training loop."""
         if self._is_training:  # the one before ended with an exception, which the trainer does not report
             error = RunError()
             withhold(error)
@@ -100,8 +102,8 @@ class TrainerWatch:
             self._undo += [handle.remove for handle in handles]
         self._mark_call()
 
-    def train_ended(self) -> None:
-        """Learn that it ended."""
+    def train_ended(self, *_: Any) -> None:
+        """Close the training loop."""
         self._parts.end_all()
         if self._is_training:
             callbacks.on_train_end()
@@ -143,30 +145,30 @@ class TrainerWatch:
             self._losses.append(loss.detach())
         self._parts.begin_backward(loss)
 
-    def step_begins(self, state: Any) -> None:
-        """Learn that an optimizer step begins; all its batches have been fetched."""
+    def step_begins(self, _args: Any, state: Any, _control: Any) -> None:
+        """Open an iteration; all its batches have been fetched."""
         if not self._batches and self._called_ns and self._is_training:
             # A loader that the trainer made for the rest of an epoch: the wait is the time since its last call.
             self._parts.took(span_names.DATA_LOADING, self._called_ns)
         callbacks.on_training_single_iteration_start(step=state.global_step)
         self._mark_call()
 
-    def backward_ended(self) -> None:
-        """Learn that the gradients of a batch are there."""
+    def backward_ended(self, *_: Any) -> None:
+        """Close the backward pass of a batch after which the optimizer does not step."""
         self._parts.end(span_names.MODEL_BACKWARD)
         self._mark_call()
 
-    def optimizer_begins(self) -> None:
-        """Learn that the optimizer is about to step."""
+    def optimizer_begins(self, *_: Any) -> None:
+        """Close the backward pass, and open the optimizer's step."""
         self._parts.end(span_names.MODEL_BACKWARD)
         self._parts.begin(span_names.OPTIMIZER_UPDATE)
 
-    def optimizer_ended(self) -> None:
-        """Learn that it has stepped."""
+    def optimizer_ended(self, *_: Any) -> None:
+        """Close the optimizer's step."""
         self._parts.end(span_names.OPTIMIZER_UPDATE)
 
     def step_ended(self, args: Any, state: Any, control: Any) -> None:
-        """Learn that the optimizer step is over, and what comes next."""
+        """Close the iteration, and begin what comes next."""
         self._parts.end_all()
         samples = (self._samples if self._batches else self._nominal) * self._world_size
         callbacks.on_training_single_iteration_end(samples=samples or None, loss=self._loss())
@@ -200,20 +202,20 @@ class TrainerWatch:
             self._save = checkpoint_save(self._step, path=self._path).open()
 
     def _done(self, what: str) -> None:
-        """Learn that the trainer did *what*, and perhaps left out what should have come before."""
+        """Begin what comes after *what* the trainer did, perhaps leaving out what should have come before."""
         if what in self._expected:
             del self._expected[: self._expected.index(what) + 1]
         self._mark_call()
         self._begin_next()
 
     def logged(self, state: Any, values: dict[str, Any]) -> None:
-        """Learn what the trainer logs."""
+        """Record what the trainer logs."""
         metrics(values, step=state.global_step - 1)
         if not self._is_validating:
             self._done(_LOG)
 
-    def saved(self, args: Any, state: Any) -> None:
-        """Learn that a checkpoint has been saved."""
+    def saved(self, args: Any, state: Any, _control: Any) -> None:
+        """Close the save."""
         save, self._save = self._save, None
         if save is None:  # no hook announced it
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
@@ -228,8 +230,8 @@ class TrainerWatch:
         self._batch_from_ns = self._called_ns
         begin(validation_loop(), self._called_ns / 1e6)
 
-    def predicted(self) -> None:
-        """Learn that a batch has been evaluated."""
+    def predicted(self, *_: Any) -> None:
+        """Record an iteration of an evaluation."""
         now_ns = clock.now_ns()
         if not self._is_training:
             # Its step is known at its end, and when its first batch began is not reported at all.
@@ -241,8 +243,8 @@ class TrainerWatch:
         validation_iteration(self._step).open(at_ns=self._batch_from_ns).close(at_ns=now_ns)
         self._batch_from_ns = now_ns
 
-    def evaluated(self, *, is_prediction: bool) -> None:
-        """Learn that an evaluation is over."""
+    def evaluated(self, *_: Any, is_prediction: bool = False) -> None:
+        """Close the validation loop, or record the loop of an evaluation outside training, now that it is over."""
         if self._is_validating:
             self._is_validating = False
             callbacks.on_validation_end()
@@ -308,7 +310,7 @@ def _model(_trainer: Any, checkpoint: Any) -> Any:
 def _optimizer(trainer: Any, checkpoint: Any) -> Any:
     if checkpoint is None:
         return nullcontext()
-    # How many steps the checkpoint holds the trainer knows by now, or not yet (before 5.0); they are counted from 0.
+    # The trainer knows by now how many steps the checkpoint holds, or before 5.0 not yet; they are counted from 0.
     named = _CHECKPOINT.search(str(checkpoint))
     step = trainer.state.global_step or (int(named[1]) if named else 0)
     last = step - 1 if isinstance(step, int) and step > 0 else None
@@ -320,10 +322,8 @@ def _best_model(trainer: Any, _given: Any) -> Any:
     return span(BEST_MODEL_LOAD, priority=LIFECYCLE, path=str(trainer.state.best_model_checkpoint))
 
 
-try:
+with needing_extra("Transformers", "transformers"):
     from transformers import Trainer, TrainerCallback
-except ImportError as missing:
-    raise MissingExtraError("Transformers", "transformers", missing) from None
 
 if TYPE_CHECKING:
     from trackside.events import Handler
@@ -341,6 +341,17 @@ def _loading_of(trainer: Any) -> Any:
         if isinstance(callback, TracksideCallback) and callback.is_watching:
             return callback.before_load
     return None
+
+
+def _hook(record: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook of the trainer's that calls *record* with the callback's watch and the trainer's state."""
+
+    def hook(
+        self: TracksideCallback, args: Any, state: Any, control: Any, *_more: Any, model: Any = None, **_: Any
+    ) -> None:
+        self._record(record, model, args, state, control)
+
+    return hook
 
 
 @suggests_settings(job=JobConfig)
@@ -392,7 +403,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         """Turn off what was turned on here, as at the end of the process; return whether everything was written."""
         return self._telemetry.end()
 
-    def _record(self, method: str, model: Any, *args: Any, **more: Any) -> None:
+    def _record(self, method: Callable[..., None], model: Any, *args: Any) -> None:
         watch = self._watch
         if watch is None:
             return
@@ -402,7 +413,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
                 self._claim(model)
             elif owner() is not self:
                 return
-            getattr(watch, method)(*args, **more)
+            method(watch, *args)
         except Exception as error:
             if default_bus.strict or is_from_signal_handler(error):
                 raise
@@ -435,35 +446,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         self._begin(args)
         # Transformers 4.49.0 gives it to the state alone.
         loader = getattr(state, "train_dataloader", None) if train_dataloader is None else train_dataloader
-        self._record("train_begins", model, args, state, model, loader)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the training loop."""
-        self._record("train_ended", model)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        """Begin what comes next."""
-        self._record("comes_next", model, args, state, control)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Open an iteration."""
-        self._record("step_begins", model, state)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the backward pass of a batch after which the optimizer does not step."""
-        self._record("backward_ended", model)
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the backward pass, and open the optimizer's step."""
-        self._record("optimizer_begins", model)
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the optimizer's step."""
-        self._record("optimizer_ended", model)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
-        """Close the iteration, and begin what comes next."""
-        self._record("step_ended", model, args, state, control)
+        self._record(TrainerWatch.train_begins, model, args, state, model, loader)
 
     def on_log(
         self,
@@ -476,29 +459,16 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         **_: Any,
     ) -> None:
         """Publish what is logged."""
-        self._record("logged", model, state, logs or {})
+        self._record(TrainerWatch.logged, model, state, logs or {})
 
-    def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the save."""
-        self._record("saved", model, args, state)
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Publish an iteration of an evaluation."""
-        self._record("predicted", model)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Close the validation loop."""
-        self._record("evaluated", model, is_prediction=False)
-
-    def on_predict(
-        self,
-        args: Any,  # noqa: ARG002
-        state: Any,  # noqa: ARG002
-        control: Any,  # noqa: ARG002
-        metrics: Any = None,  # noqa: ARG002
-        *,
-        model: Any = None,
-        **_: Any,
-    ) -> None:
-        """Publish the testing loop."""
-        self._record("evaluated", model, is_prediction=True)
+    on_train_end: Final = _hook(TrainerWatch.train_ended)
+    on_epoch_end: Final = _hook(TrainerWatch.comes_next)
+    on_step_begin: Final = _hook(TrainerWatch.step_begins)
+    on_substep_end: Final = _hook(TrainerWatch.backward_ended)
+    on_pre_optimizer_step: Final = _hook(TrainerWatch.optimizer_begins)
+    on_optimizer_step: Final = _hook(TrainerWatch.optimizer_ended)
+    on_step_end: Final = _hook(TrainerWatch.step_ended)
+    on_save: Final = _hook(TrainerWatch.saved)
+    on_prediction_step: Final = _hook(TrainerWatch.predicted)
+    on_evaluate: Final = _hook(TrainerWatch.evaluated)
+    on_predict: Final = _hook(functools.partial(TrainerWatch.evaluated, is_prediction=True))

@@ -38,92 +38,68 @@ from trackside.events import (
     span_names,
 )
 from trackside.events._selected import EventTypes
+from trackside.events._settings import nearest, suggests_settings
 from trackside.instruments import TrainingDefaults, parent_from
-from trackside.job._settings import suggests_settings
 from trackside.rules import Rule, all_of, where, without_spans
 
 T = TypeVar("T")
 
-_Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 OrFunction: TypeAlias = T | Callable[[], T]
 """A value, or a function of no arguments that returns it when it is needed."""
 
 
-def _check(is_right: Callable[[Any], bool], remedy: str, *, or_function: bool) -> _Check:
-    def check(_instance: Any, field: attrs.Attribute[Any], given: Any) -> None:
-        if or_function and callable(given):
+def _is_text(given: object) -> bool:
+    return isinstance(given, str) and bool(given.strip())
+
+
+def _is_whole(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_positive(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given > 0
+
+
+@attrs.frozen
+class _Check:
+    """A validator of a field: it admits what *is_right* does, and also None or a function where that is said."""
+
+    is_right: Callable[[Any], bool]
+    remedy: str
+    or_none: bool = False
+    or_function: bool = False
+
+    def __call__(self, _instance: Any, field: attrs.Attribute[Any], given: Any) -> None:
+        if (self.or_none and given is None) or (self.or_function and callable(given)) or self.is_right(given):
             return
-        if not is_right(given):
-            raise ConfigError(field.name, given, remedy + (", or a function that returns it" if or_function else ""))
-
-    return check
-
-
-def _text(*, or_function: bool = False) -> _Check:
-    """Require text that is not blank."""
-    return _check(_is_text, "give text that is not blank", or_function=or_function)
-
-
-def _text_or_nothing(*, or_function: bool = False) -> _Check:
-    """Require text that is not blank, or none at all."""
-    return _check(lambda given: given == "" or _is_text(given), "give text that is not blank", or_function=or_function)
-
-
-def _instance_of(cls: type) -> _Check:
-    """Require a *cls*."""
-    return _check(lambda given: isinstance(given, cls), f"give a {cls.__name__}", or_function=False)
-
-
-def _flag(*, or_function: bool = False) -> _Check:
-    """Require True or False."""
-    return _check(lambda given: isinstance(given, bool), "give True or False", or_function=or_function)
-
-
-def _count(*, or_function: bool = False, optional: bool = False) -> _Check:
-    """Require a whole number above 0."""
-    return _check(
-        lambda given: (optional and given is None) or (_is_whole(given) and given > 0),
-        "give a whole number above 0",
-        or_function=or_function,
-    )
-
-
-def _index() -> _Check:
-    """Require a whole number from 0, or nothing."""
-    return _check(
-        lambda given: given is None or (_is_whole(given) and given >= 0),
-        "give a whole number from 0",
-        or_function=False,
-    )
-
-
-def _positive() -> _Check:
-    """Require a finite number above 0, or nothing."""
-    return _check(_is_positive, "give a number above 0", or_function=False)
-
-
-def _tags() -> _Check:
-    """Require a text that is not blank, or several."""
-    return _check(
-        lambda given: _is_text(given) or (_is_list(given) and bool(given) and all(map(_is_text, given))),
-        "give text that is not blank, or a list of such",
-        or_function=True,
-    )
-
-
-def _metadata() -> _Check:
-    """Require a map from names that are not blank to text, numbers, flags or lists of such, or nothing."""
-    return _check(
-        lambda given: given is None or (isinstance(given, dict) and all(map(_is_text, given))),
-        "give a map whose keys are text and not blank",
-        or_function=False,
-    )
+        raise ConfigError(
+            field.name, given, self.remedy + (", or a function that returns it" if self.or_function else "")
+        )
 
 
 def _one_of(*allowed: str) -> _Check:
     """Require one of some words."""
     remedy = "give " + " or ".join(f'"{word}"' for word in allowed)
-    return _check(lambda given: isinstance(given, str) and given in allowed, remedy, or_function=False)
+    return _Check(lambda given: isinstance(given, str) and given in allowed, remedy)
+
+
+def _instance_of(cls: type) -> _Check:
+    """Require a *cls*, or None."""
+    return _Check(lambda given: isinstance(given, cls), f"give a {cls.__name__}", or_none=True)
+
+
+_TEXT: Final = _Check(_is_text, "give text that is not blank")
+_TEXT_OR_NONE: Final = attrs.evolve(_TEXT, or_none=True)
+_FLAG: Final = _Check(lambda given: isinstance(given, bool), "give True or False")
+_FLAG_OR_FUNCTION: Final = attrs.evolve(_FLAG, or_function=True)
+_COUNT: Final = _Check(lambda given: _is_whole(given) and given > 0, "give a whole number above 0")
+_COUNT_LATER: Final = attrs.evolve(_COUNT, or_none=True, or_function=True)
+_INDEX: Final = _Check(lambda given: _is_whole(given) and given >= 0, "give a whole number from 0", or_none=True)
+_METADATA: Final = _Check(
+    lambda given: isinstance(given, dict) and all(map(_is_text, given)),
+    "give a map whose keys are text and not blank",
+    or_none=True,
+)
 
 
 def _resolved(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
@@ -154,24 +130,6 @@ def _listed(table: dict[str, Any] | None) -> list[str]:
     return [f"{key}:{value}" for key, value in (table or {}).items()]
 
 
-def _is_text(given: object) -> bool:
-    return isinstance(given, str) and bool(given.strip())
-
-
-def _is_list(given: object) -> bool:
-    return isinstance(given, (list, tuple))
-
-
-def _is_whole(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
-
-
-def _is_positive(given: object) -> bool:
-    if given is None:
-        return True
-    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given > 0
-
-
 @suggests_settings()
 @attrs.frozen(kw_only=True)
 class TrainingConfig:
@@ -185,40 +143,40 @@ class TrainingConfig:
         ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
     """
 
-    perf_tag: OrFunction[str | list[str]] = attrs.field(validator=_tags())
+    perf_tag: OrFunction[str | list[str]] = attrs.field(
+        validator=_Check(
+            lambda given: (
+                _is_text(given) or (isinstance(given, (list, tuple)) and len(given) > 0 and all(map(_is_text, given)))
+            ),
+            "give text that is not blank, or a list of such",
+            or_function=True,
+        )
+    )
     """Runs with the same tags are expected to perform alike: same model, data, hardware and software."""
-    global_batch_size: OrFunction[int | None] = attrs.field(
-        default=None, validator=_count(or_function=True, optional=True)
-    )
+    global_batch_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     """Samples per training iteration over all ranks. None where it varies: then each iteration says its own."""
-    micro_batch_size: OrFunction[int | None] = attrs.field(
-        default=None, validator=_count(or_function=True, optional=True)
-    )
-    seq_length: OrFunction[int | None] = attrs.field(default=None, validator=_count(or_function=True, optional=True))
+    micro_batch_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
+    seq_length: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     """Tokens per sample."""
-    flops_per_sample: OrFunction[int | None] = attrs.field(
-        default=None, validator=_count(or_function=True, optional=True)
-    )
+    flops_per_sample: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     """Floating-point operations that one sample takes."""
-    peak_flops_per_s: float | None = attrs.field(default=None, validator=_positive())
-    """What one rank's accelerator can do at most, in floating-point operations per second; the MFU needs it."""
-    train_iterations_target: OrFunction[int | None] = attrs.field(
-        default=None, validator=_count(or_function=True, optional=True)
+    peak_flops_per_s: float | None = attrs.field(
+        default=None, validator=_Check(_is_positive, "give a number above 0", or_none=True)
     )
-    train_samples_target: OrFunction[int | None] = attrs.field(
-        default=None, validator=_count(or_function=True, optional=True)
-    )
-    log_every_n_train_iterations: int = attrs.field(default=50, validator=_count())
+    """The peak of one rank's accelerator in floating-point operations per second; the MFU needs it."""
+    train_iterations_target: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
+    train_samples_target: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
+    log_every_n_train_iterations: int = attrs.field(default=50, validator=_COUNT)
     """Iterations between two updates of the training metrics."""
-    is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
+    is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
     """A label, as the next three: whether the job does this. Nothing is switched by it."""
-    is_validation_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
-    is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
-    is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
-    is_log_throughput_enabled: OrFunction[bool] = attrs.field(default=False, validator=_flag(or_function=True))
+    is_validation_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
+    is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
+    is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
+    is_log_throughput_enabled: OrFunction[bool] = attrs.field(default=False, validator=_FLAG_OR_FUNCTION)
     """Whether throughput is wanted; it needs *flops_per_sample*."""
     save_checkpoint_strategy: str = attrs.field(default="sync", validator=_one_of("sync", "async"))
-    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_metadata())
+    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_METADATA)
 
     def __attrs_post_init__(self) -> None:
         if self.is_log_throughput_enabled is True and self.flops_per_sample is None:
@@ -288,10 +246,10 @@ class LogConfig:
 
     log_level: str = attrs.field(default="INFO", validator=_one_of(*LEVELS))
     """The lowest level that is logged."""
-    log_format: str = attrs.field(default="%(name)s - %(levelname)s - %(message)s", validator=_text())
-    log_file_path_for_info: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
+    log_format: str = attrs.field(default="%(name)s - %(levelname)s - %(message)s", validator=_TEXT)
+    log_file_path_for_info: str | None = attrs.field(default=None, validator=_TEXT_OR_NONE)
     """A file for all messages; none unless given."""
-    log_file_path_for_err: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
+    log_file_path_for_err: str | None = attrs.field(default=None, validator=_TEXT_OR_NONE)
     """A file for errors; none unless given."""
 
     def apply(self) -> list[logging.Handler]:
@@ -334,7 +292,7 @@ class Preset:
     min_priority: Priority
     """The lowest priority."""
     keep: Rule | None
-    """Which of the rest."""
+    """The rule for the rest."""
 
     def arguments(self, keep: Rule | None = None) -> dict[str, Any]:
         """Return the arguments for `subscribe`, with another rule that must hold too."""
@@ -423,7 +381,7 @@ def _parts(text: str, field: str) -> list[Collection[int]]:
 
 
 def _is_rank(given: Any) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
+    return _is_whole(given) and given >= 0
 
 
 ANNOTATIONS = ("", "record_function", "nvtx")
@@ -439,7 +397,7 @@ class RankHandler:
     ranks: Ranks = "all"
     to: EventTypes = Event
     preset: str = "all"
-    """How much it gets: ``default``, ``per_step``, ``profiling`` or ``all``."""
+    """The share of the events that it gets: ``default``, ``per_step``, ``profiling`` or ``all``."""
     keep: Rule | None = None
     """A rule that must hold too."""
 
@@ -468,27 +426,28 @@ class JobConfig:
         ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
     """
 
-    application_name: str = attrs.field(validator=_text())
-    session_tag: OrFunction[str] = attrs.field(default="", validator=_text_or_nothing(or_function=True))
-    """The same for all runs that are one logical task: restarts, and what continues from their checkpoints."""
-    world_size: OrFunction[int | None] = attrs.field(default=None, validator=_count(or_function=True, optional=True))
-    """The number of ranks, if the launcher's variables do not say."""
-    is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=_flag(or_function=True))
-    """Whether others are compared with this run."""
-    run_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
-    """One attempt or more of one launch; the launcher's unless given."""
-    rank: int | None = attrs.field(default=None, validator=_index())
-    local_rank: int | None = attrs.field(default=None, validator=_index())
-    attempt: int | None = attrs.field(default=None, validator=_index())
-    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_metadata())
-    """Whatever else is to be kept with the run."""
-    summary_data_schema_version: str = attrs.field(default="1.0.0", validator=_text())
-    training: TrainingConfig | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_instance_of(TrainingConfig))
+    application_name: str = attrs.field(validator=_TEXT)
+    session_tag: OrFunction[str] = attrs.field(
+        default="",
+        validator=_Check(lambda given: given == "" or _is_text(given), "give text that is not blank", or_function=True),
     )
+    """The same for all runs that are one logical task: restarts, and what continues from their checkpoints."""
+    world_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
+    """The number of ranks, if the launcher's variables do not say."""
+    is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=_FLAG_OR_FUNCTION)
+    """Whether others are compared with this run."""
+    run_id: str | None = attrs.field(default=None, validator=_TEXT_OR_NONE)
+    """One attempt or more of one launch; the launcher's unless given."""
+    rank: int | None = attrs.field(default=None, validator=_INDEX)
+    local_rank: int | None = attrs.field(default=None, validator=_INDEX)
+    attempt: int | None = attrs.field(default=None, validator=_INDEX)
+    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_METADATA)
+    """Whatever else is to be kept with the run."""
+    summary_data_schema_version: str = attrs.field(default="1.0.0", validator=_TEXT)
+    training: TrainingConfig | None = attrs.field(default=None, validator=_instance_of(TrainingConfig))
     """The training; it may come later, once, through `set_training_config`."""
 
-    strict: bool = attrs.field(default=False, validator=_flag())
+    strict: bool = attrs.field(default=False, validator=_FLAG)
     """
     Raise what handlers raise, and what is wrong with the order of spans, into the training; for development.
 
@@ -496,7 +455,7 @@ class JobConfig:
 
     Otherwise nothing is raised: one notice, and the counts show the rest.
     """
-    enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
+    enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
     """Whether this rank takes part. Where it does not, every instrument costs next to nothing."""
     disabled_ranks: Ranks = "none"
     """Ranks that do not take part."""
@@ -504,8 +463,8 @@ class JobConfig:
     """Handlers that only some ranks have."""
     annotate: str = attrs.field(default="", validator=_one_of(*ANNOTATIONS))
     """Show spans in torch's profiler (``record_function``) or in Nsight (``nvtx``) as well."""
-    log: LogConfig | None = attrs.field(default=None, validator=attrs.validators.optional(_instance_of(LogConfig)))
-    """What becomes of trackside's own messages; nothing is changed unless given."""
+    log: LogConfig | None = attrs.field(default=None, validator=_instance_of(LogConfig))
+    """The destination of trackside's own messages; nothing is changed unless given."""
 
     def __attrs_post_init__(self) -> None:
         is_among(0, self.disabled_ranks, field="disabled_ranks")
@@ -627,9 +586,15 @@ def structured(data: dict[str, Any], cls: type[T], *, where: str) -> T:
     try:
         return _converter.structure(data, cls)
     except cattrs.ForbiddenExtraKeysError as error:
-        unknown = ", ".join(sorted(error.extra_fields))
-        known = ", ".join(field.name for field in attrs.fields(error.cl))
-        raise ConfigError(where, unknown, f"known keys of {error.cl.__name__} are {known}") from None
+        unknown = sorted(error.extra_fields)
+        known = [field.name for field in attrs.fields(error.cl)]
+        meant = list(filter(None, (nearest(name, known) for name in unknown)))
+        remedy = (
+            f"did you mean {', '.join(meant)}?"
+            if meant
+            else f"known keys of {error.cl.__name__} are {', '.join(known)}"
+        )
+        raise ConfigError(where, ", ".join(unknown), remedy) from None
     except KeyError as error:
         raise ConfigError(str(error.args[0]), None, f"{where} has to give it") from None
 

@@ -1,4 +1,4 @@
-"""The heartbeat thread: heartbeats, readings of the clock, and the question whether training stalls."""
+"""The heartbeat thread: heartbeats, readings of the clocks, and the check for stalls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUSPENDED_FROM_NS: Final = 10**8
 
 
 def _suspended_clock_ns() -> int:
-    """Return a clock that, unlike the monotonic one, goes on while the machine sleeps."""
+    """Return the time of a clock that, unlike the monotonic one, goes on while the machine sleeps."""
     now_ns = clock_through_sleep_ns()
     return clock.monotonic_ns() if now_ns is None else now_ns
 
@@ -77,7 +77,7 @@ class HeartbeatThread:
             self._stop.wait(self._interval_s)
 
     def beat(self, timeout_s: float = 1.0) -> None:
-        """Publish one heartbeat, after *timeout_s* also if the counts do not stand still."""
+        """Publish one heartbeat; after *timeout_s* its counts need not balance, as those of `Bus.stats`."""
         if not self._bus.wants(Heartbeat):
             return
         stats = self._bus.stats(timeout_s)
@@ -94,7 +94,7 @@ class HeartbeatThread:
         self._sequence += 1
 
     def anchor(self) -> None:
-        """Read the clocks together and publish what they say."""
+        """Read the clocks together and publish the readings."""
         reading = clock.read_anchor()
         asleep_ns = _suspended_clock_ns() - reading.mono_ns
         before_ns, self._suspended_before_ns = self._suspended_before_ns, asleep_ns
@@ -113,7 +113,7 @@ class HeartbeatThread:
 
 
 def counts_of(stats: BusStats) -> dict[str, Any]:
-    """Return the counts of a bus that its process reports of itself, in heartbeats and to viewers."""
+    """Return the counts of a bus that its process reports in heartbeats and to viewers."""
     return {
         "published": stats.published,
         "in_queue": stats.in_queue,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MAIN: Final = "main"
 _MADE_UP: Final = "run-"
-"""How the id of a run begins that no launcher knows."""
+"""The beginning of the id of a run that no launcher knows."""
 _RUN_KEY: Final = "trackside/run"
 _is_described = False
 """Whether a job was started in this process, or in the one that it was forked from."""
@@ -35,7 +35,7 @@ def describe(job: JobConfig | None) -> Source:
     """
     Return the identity of this process.
 
-    What *job* says comes first, then torch.distributed where it is initialised, then the launcher's variables.
+    *job* takes precedence, then torch.distributed where it is initialised, then the launcher's variables.
     """
     given = dict(job.source_fields()) if job is not None else {}
     fields: dict[str, Any] = {

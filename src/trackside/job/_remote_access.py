@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -34,6 +34,7 @@ from trackside.events import (
     Source,
     TrainingConfigured,
 )
+from trackside.events._settings import suggests_settings
 from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
@@ -52,7 +53,6 @@ from trackside.handlers.zeromq import (
 )
 from trackside.instruments import open_spans
 from trackside.job._heartbeat import counts_of
-from trackside.job._settings import suggests_settings
 from trackside.rules import Rule, rule_from_wire
 
 _FLUSH_S: Final = 2.0
@@ -75,7 +75,7 @@ class Restriction:
     """Of the events that belong to a step, only those of each n-th step are recorded."""
     is_paused: bool = False
     until_s: float | None = None
-    """When it ends by itself, in seconds of the monotonic clock; None if it does not."""
+    """The time when it ends by itself, in seconds of the monotonic clock; None if it does not."""
 
     def admits(self, event: Event) -> bool:
         """Return whether *event* is recorded."""
@@ -107,7 +107,7 @@ class Controls:
     def __init__(self, bus: Bus, source: Source) -> None:
         self.restriction = NOTHING
         self._applied = NOTHING
-        """What the dispatcher goes by: *restriction*, from the place in the stream on at which it was asked for."""
+        """The restriction that the dispatcher applies: *restriction*, from its place in the stream on."""
         self._bus = bus
         self._source = source
         self._redact = bus.redact
@@ -238,7 +238,7 @@ class Controls:
             if self._is_closed:
                 raise _ArgumentError("the job is closing")
             self.restriction = restriction
-        # What was logged before is in the queue still: it is recorded by the rule of the time when it was logged.
+        # Earlier events may be in the queue still: the rule by which they were logged applies to them.
         self._bus.at_barrier(lambda _: self._apply(restriction))
 
     def _apply(self, restriction: Restriction) -> None:
@@ -476,15 +476,16 @@ class _Sparing:
         return self.rule.to_wire()
 
 
-def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> list[Subscription]:
-    """Subscribe the models that a job keeps for late viewers, if *handlers* lack them."""
+def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> Iterator[Subscription]:
+    """Subscribe the models that a job keeps for late viewers, if *handlers* lack them, one by one."""
     own = {name for handler in handlers for name in names_of(handler)}
     missing = [kind for kind in _KEPT if kind.__qualname__ not in own] if config.publish else []
-    return [bus.subscribe(kind(), to=_KEPT[kind][0], min_priority=_KEPT[kind][1]) for kind in missing]
+    for kind in missing:
+        yield bus.subscribe(kind(), to=_KEPT[kind][0], min_priority=_KEPT[kind][1])
 
 
 def read_status(bus: Bus) -> dict[str, Any]:
-    """Return what a job reports of itself each second while it has a viewer."""
+    """Return the status that a job reports each second while it has a viewer."""
     stats = bus.stats()
     return {"seq": stats.published, "counts": counts_of(stats), "open_spans": open_spans()}
 

@@ -46,7 +46,7 @@ class StallWatch:
         self._least_s = least_s
         self._read_s = read_s
         self._latest_s: float | None = None
-        """When the latest step or evaluation step was seen to end; None while there is no training."""
+        """The time when the latest step or evaluation step was seen to end; None while there is no training."""
         self._latest_ns = 0
         self._step = -1
         self._intervals_s: deque[float] = deque(maxlen=_REMEMBERED)

@@ -7,7 +7,9 @@ First a job's configuration put into effect and taken back, and the goodput moni
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -36,6 +38,7 @@ from trackside.events import (
     clock,
     set_process_source,
 )
+from trackside.events._settings import suggests_settings
 from trackside.handlers import EventLog, replay
 from trackside.handlers.models import TrainingMetrics
 from trackside.handlers.models.goodput import GoodputMonitor
@@ -56,10 +59,10 @@ from trackside.job._heartbeat import HeartbeatThread
 from trackside.job._identity import describe, place_found_late, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
 from trackside.job._remote_access import Remote, RemoteAccess, keep_for_viewers
-from trackside.job._settings import misspelt_variables, suggests_settings
 from trackside.job._stall import StallWatch
 from trackside.job._stragglers import end_watching, subscribed
 from trackside.job._summary import losses, summarize
+from trackside.job._variables import misspelt_variables
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -190,8 +193,8 @@ def with_goodput_monitor(
     """
     Return *handlers* with a goodput monitor among them where one belongs: on rank 0.
 
-    What monitors are there, the user's or ours, publish through *publish* unless they were given another way, and are
-    shown the rank's earlier attempts in *directory*.
+    Each monitor, the user's or this one, publishes through *publish* unless it was given another callable, and reads
+    the rank's earlier attempts in *directory*.
     """
     monitors = [handler for handler in handlers if isinstance(handler, GoodputMonitor)]
     if not monitors and source.rank == 0 and source.role == _MAIN:
@@ -385,7 +388,7 @@ class Job:
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
                     # One by one: those before a bad one must leave.
                     self._subscriptions.append(subscribed(handler, bus, source, log.directory))
-                self._subscriptions += keep_for_viewers(bus, handlers, remote)
+                self._subscriptions.extend(keep_for_viewers(bus, handlers, remote))  # takes each as it comes
                 self._remote = RemoteAccess(remote, bus=bus, source=source, directory=log.directory)
             self._applied = apply(config, source, bus) if config is not None else None
             if log is not None:
@@ -532,7 +535,7 @@ class Job:
             self._collector.close()
         if self.bus is default_bus:
             close_section_window()  # the sections speak to the default bus
-        # What models publish when they read the last events belongs before the end, too.
+        # The events that models publish when they read the last events belong before the end, too.
         self.bus.flush(timeout_s / 4)
         end_watching((subscription.handler for subscription in self._subscriptions), timeout_s / 4)
 
@@ -607,9 +610,9 @@ class UncaughtExceptions:
     Publishes the exceptions that end the program or one of its threads.
 
     The hooks that were there before are called as if this one did not exist, so the program prints what it always did.
-    Python calls no hook for a `SystemExit`, so ``sys.exit`` is replaced too. One that is raised otherwise is not seen,
-    nor one by a function that was imported from `sys` before. Whether it was caught cannot be seen either: the status
-    counts if telemetry is still on when the interpreter ends.
+    Python calls no hook for a `SystemExit`, so ``sys.exit``, the built-in ``exit`` and ``quit``, and what of these the
+    program's main module has imported are replaced too. One that is raised otherwise is not seen. Whether it was
+    caught cannot be seen either: the status counts if telemetry is still on when the interpreter ends.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -619,11 +622,19 @@ class UncaughtExceptions:
         """As the program gave it to ``sys.exit``."""
         self._bus = bus
         self._is_on = True
-        self._program_hook, self._thread_hook, self._exit_before = sys.excepthook, threading.excepthook, sys.exit
+        self._program_hook, self._thread_hook = sys.excepthook, threading.excepthook
         # A bound method is made anew by each look-up, and is to be recognised later.
-        self._own_program_hook, self._own_thread_hook, self._own_exit = self._end_program, self._end_thread, self._exit
+        self._own_program_hook, self._own_thread_hook = self._end_program, self._end_thread
         sys.excepthook, threading.excepthook = self._own_program_hook, self._own_thread_hook
-        sys.exit = self._own_exit
+        exits = [sys.exit, *(vars(builtins)[name] for name in ("exit", "quit") if name in vars(builtins))]
+        self._exits = [
+            (names, name, leave, self._noting(leave))
+            for names in map(vars, (sys, builtins, sys.modules["__main__"]))
+            for name, leave in list(names.items())
+            if any(leave is one for one in exits)
+        ]
+        for names, name, _, own in self._exits:
+            names[name] = own
 
     def _end_program(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_on:
@@ -635,12 +646,17 @@ class UncaughtExceptions:
             record_exception(arguments.exc_value, self._bus)
         self._thread_hook(arguments)
 
-    def _exit(self, status: str | int | None = None, /) -> NoReturn:
-        """Note with which *status* the program asks to end; of several calls the last counts, as others were caught."""
-        # At a prompt, as of IPython, it ends nothing.
-        if self._is_on and threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
-            self.exit_status = status
-        self._exit_before(status)
+    def _noting(self, leave: Callable[[Any], NoReturn]) -> Callable[..., NoReturn]:
+        """Return *leave*, noting with which status the program asks to end; of several calls the last counts."""
+
+        @functools.wraps(leave, updated=())
+        def noting(status: str | int | None = None, /) -> NoReturn:
+            # At a prompt, as of IPython, it ends nothing.
+            if self._is_on and threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
+                self.exit_status = status
+            leave(status)
+
+        return noting
 
     def record(self, error: BaseException) -> None:
         """Publish that *error* ends the program, unless another one does or it is a good end."""
@@ -654,8 +670,9 @@ class UncaughtExceptions:
     def close(self) -> None:
         """Take the hooks back; those that other code has put before them stay, and lead through."""
         self._is_on = False
-        if sys.exit is self._own_exit:
-            sys.exit = self._exit_before
+        for names, name, before, own in self._exits:
+            if names.get(name) is own:
+                names[name] = before
         if sys.excepthook is self._own_program_hook:
             sys.excepthook = self._program_hook
         if threading.excepthook is self._own_thread_hook:

@@ -28,11 +28,11 @@ from trackside.events import (
     UnreadableError,
     process_source,
 )
+from trackside.events._settings import suggests_settings
 from trackside.handlers import follow
 from trackside.handlers.models.scores import KINDS, ScoreAggregator, ScoreReport, Thresholds
 from trackside.instruments.torch import RankGroup, is_distributed
 from trackside.job._config import LOGGER
-from trackside.job._settings import suggests_settings
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, pack
 
 
@@ -179,9 +179,9 @@ class StragglerWatch:
         agree_every_steps: int | None = None,
     ) -> None:
         """
-        Change how it is watched, from now on; what is not given stays as it is.
+        Change the settings from now on; those that are not given stay as they are.
 
-        What is counted in steps has to be changed on all ranks at the same step.
+        Settings in steps have to be changed on all ranks at the same step.
 
         Raises:
             ConfigError: if one of them is out of its range.

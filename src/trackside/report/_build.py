@@ -8,6 +8,7 @@ import math
 import os
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
@@ -29,7 +30,7 @@ from trackside.events import (
 from trackside.handlers import Replay, replay
 from trackside.handlers.eventlog import unwritten_steps
 from trackside.handlers.models import CounterTotals, SpanReport
-from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputAccumulator, GoodputResult
+from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, AttemptTimes, GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.handlers.models.spans import NameTotals
@@ -49,6 +50,7 @@ from trackside.report._report import (
     Report,
     Slowdown,
     StallRow,
+    Standstill,
     StepQuantiles,
     Unwritten,
 )
@@ -61,13 +63,13 @@ from trackside.report._whatif import (
     STANDSTILLS,
     LateRank,
     Pause,
-    StepTiles,
     WhatIf,
-    chosen_tiles,
-    compare_ranks,
+    by_attempt,
+    compare_all,
     find_pause,
     is_gap,
     kind_of,
+    tiles_of,
 )
 from trackside.wire import FrameView
 
@@ -140,7 +142,7 @@ class Rise:
 
 
 def find_rises(processes: Iterable[Watched]) -> list[Rise]:
-    """Return what rose, the fastest first."""
+    """Return the memory that rose, the fastest first."""
     found = [
         rise
         for process in processes
@@ -159,7 +161,7 @@ def _rise(process: Watched, name: str, trace: Trace) -> Rise | None:
     quarters = [statistics.median(values[at * size : (at + 1) * size]) for at in range(4)]
     rose = [after - before for before, after in itertools.pairwise(quarters)]
     total = quarters[-1] - quarters[0]
-    # What levels off is a cache that fills; a leak goes on as it began.
+    # A cache that fills levels off; a leak goes on as it began.
     if min(rose) <= 0 or rose[-1] < total / 6 or quarters[0] <= 0 or total / quarters[0] < _LEAST_GROWTH:
         return None
     return Rise(process, name, values[0], values[-1], times[0], times[-1])
@@ -328,11 +330,12 @@ def rank_rows(
 def _rank(
     process: Watched, newest_ns: int, latest_ns: int, exit_status: int | None, own: ProcessExited | None
 ) -> RankRow:
+    own_status = None if own is None else own.exit_status
     signs = LifeSigns(
         last_ns=process.last_ns,
         heartbeat_interval_ns=process.heartbeat_interval_ns,
         end_reason=process.end_reason,
-        exit_status=exit_status if own is None or own.exit_status is None else own.exit_status,
+        exit_status=exit_status if own_status is None and process.end_reason is None else own_status,
     )
     source = process.source
     life = liveness(signs, newest_ns, is_replaced=latest_ns > process.last_ns, is_gone=is_gone(source))
@@ -354,12 +357,12 @@ def _rank(
         interval_s=(process.heartbeat_interval_ns or 10**9) / 1e9,
         before_start_s=process.source.before_start_s,
         exited_ns=None if own is None else own.at_ns,
-        exit_status=None if own is None else own.exit_status,
+        exit_status=own_status,
     )
 
 
 def _state_of(rows: Iterable[RankRow]) -> str:
-    """Return what became of an attempt: the worst of its ranks' states."""
+    """Return the state of an attempt: the worst of its ranks' states."""
     return worst(row.state for row in rows)
 
 
@@ -372,23 +375,21 @@ def _worth_a_look(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
     return tuple(sorted(rows, key=worth)[:_MOST_RANKS])
 
 
-def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[RankRow]) -> tuple[AttemptBar, ...]:
+def _attempts(model: GoodputAccumulator, session: str, rows: Sequence[RankRow]) -> tuple[AttemptBar, ...]:
     """Return each attempt's time by bucket."""
-    stretches = model.attempts(session=whole.session)
+    attempts = model.attempts(session=session)
+    in_attempts = _in_attempts([attempt.start_ns for attempt in attempts], rows)
     bars = []
-    for number, (start_ns, end_ns) in enumerate(stretches):
-        result = whole
-        if len(stretches) > 1:
-            result = model.result(session=whole.session, start_ns=start_ns, end_ns=end_ns)
-        own = [row for row in rows if start_ns <= row.first_ns < end_ns or row.first_ns == start_ns]
+    for number, attempt in enumerate(attempts):
+        own = [rows[place] for place in in_attempts[number]]
         out = [row for row in own if not row.has_good_end]
         bars.append(
             AttemptBar(
                 number=number,
-                start_ns=start_ns,
-                end_ns=end_ns,
-                goodput=result.goodput,
-                buckets_s=_buckets(result),
+                start_ns=attempt.start_ns,
+                end_ns=attempt.end_ns,
+                goodput=attempt.goodput,
+                buckets_s=_buckets(attempt),
                 ranks=len(own),
                 before_start_s=max((row.before_start_s for row in own), default=0.0),
                 first_out=min(out, key=lambda row: row.last_ns, default=None),
@@ -397,16 +398,28 @@ def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[Ra
     return tuple(bars)
 
 
-def _buckets(result: GoodputResult) -> dict[str, float]:
+def _in_attempts(starts_ns: Sequence[int], rows: Sequence[RankRow]) -> dict[int, list[int]]:
+    """
+    Return the places of *rows* by the number of the attempt that they began in; *starts_ns* are in order.
+
+    Runs of one session may number their attempts alike; what belongs together began within one stretch of time.
+    """
+    found: dict[int, list[int]] = {number: [] for number in range(-1, len(starts_ns))}
+    for place, row in enumerate(rows):
+        found[bisect_right(starts_ns, row.first_ns) - 1].append(place)
+    return found
+
+
+def _buckets(attempt: AttemptTimes) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, length in result.named_badput_s.items():
+    for name, length in attempt.named_badput_s.items():
         found.update(length if isinstance(length, dict) else {name: length})
     found = dict(sorted(found.items(), key=lambda item: -item[1]))
-    return {PRODUCTIVE: result.productive_s, **{name: length for name, length in found.items() if length > 0}}
+    return {PRODUCTIVE: attempt.productive_s, **{name: length for name, length in found.items() if length > 0}}
 
 
 def _marks(found: Iterable[Mark], bars: Sequence[AttemptBar]) -> tuple[Mark, ...]:
-    """Return what happened, by time, restarts and ends of attempts included."""
+    """Return the marks on the time axis, in order; restarts and ends of attempts are among them."""
     every = list(found)
     for bar in bars:
         if bar.number:
@@ -418,43 +431,9 @@ def _marks(found: Iterable[Mark], bars: Sequence[AttemptBar]) -> tuple[Mark, ...
     return tuple(sorted(every, key=lambda mark: mark.at_ns))
 
 
-def tiles_of(mains: Iterable[Watched]) -> list[tuple[Watched, StepTiles]]:
-    """Return the ranks that recorded steps, with these by their parts."""
-    ranked = list(mains)
-    return [
-        (one, tiles)
-        for one, tiles in zip(ranked, chosen_tiles([one.record for one in ranked]), strict=True)
-        if tiles.places
-    ]
-
-
-def compare_all(mains: Sequence[Watched], waits: set[str]) -> WhatIf:
-    """Return what comparing the ranks over all attempts came to; the figures are those of the last ones."""
-    attempts = [{rank: tiles for rank, (_, tiles) in own.items()} for own in _by_attempt(mains)]
-    return compare_ranks(attempts, waits, hosts={one.source.host for one in mains})
-
-
-def _by_attempt(mains: Iterable[Watched]) -> list[dict[int, tuple[Watched, StepTiles]]]:
-    """Return the ranks of each attempt that recorded steps, with these."""
-    attempts: dict[tuple[str, int], dict[int, tuple[Watched, StepTiles]]] = {}
-    for one, tiles in tiles_of(mains):
-        attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = one, tiles
-    return list(attempts.values())
-
-
-def _late(what_if: WhatIf, mains: Sequence[Watched]) -> tuple[LateRank, ...]:
-    """Return the late ranks with their hosts, and the times since when they were."""
-    attempts = _by_attempt(mains)
-    found = []
-    for one in what_if.late:
-        process, tiles = attempts[one.attempt][one.rank]
-        found.append(attrs.evolve(one, node=process.source.host, since_ns=tiles.time_of(one.since_step)))
-    return tuple(found)
-
-
 def _pauses(mains: Sequence[Watched], what_if: WhatIf) -> Pause | None:
-    """Return what makes steps longer at regular intervals, in the last attempt."""
-    attempts = _by_attempt(mains)
+    """Return the pause that makes steps longer at regular intervals, in the last attempt."""
+    attempts = by_attempt(mains)
     last = {rank: tiles for rank, (_, tiles) in attempts[-1].items()} if attempts else {}
     return find_pause(last, what_if.waits_in)
 
@@ -467,7 +446,7 @@ def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
 
 
 def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
-    """Return what a step is made of, the largest first; together the parts are as long as the step."""
+    """Return the parts of a step, the largest first; together they are as long as the step."""
     found = tiles_of(mains)
     steps = sum(sum(tiles.steps) for _, tiles in found)
     totals: dict[str, float] = {}
@@ -515,10 +494,11 @@ def part_series(gathered: Gatherer) -> dict[str, list[float]]:
 
 def _waited_share(what_if: WhatIf, made_of: Sequence[Part]) -> float | None:
     """Return how much of a step the exchange between ranks takes, waiting for late ranks left out."""
-    waiting = [part.share for part in made_of if part.kind == "waiting"]  # known by name
-    if what_if.step_ns and what_if.exchanged_ns >= (1 if waiting else LEAST_EXCHANGE_NS):
+    waiting = {part.name: part.share for part in made_of if part.kind == "waiting"}  # known by name
+    is_compared = not waiting.keys().isdisjoint(what_if.waits_in)  # what is no exchange there is waiting for one rank
+    if what_if.step_ns and (is_compared or what_if.exchanged_ns >= (1 if waiting else LEAST_EXCHANGE_NS)):
         return what_if.exchanged_ns / what_if.step_ns
-    return sum(waiting) if waiting else None
+    return sum(waiting.values()) if waiting else None
 
 
 def _slowdown(gathered: Gatherer, mains: Sequence[Watched]) -> Slowdown | None:
@@ -624,7 +604,7 @@ def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> 
 
 
 def _open_spans(report: SpanReport, mains: Sequence[Watched]) -> tuple[OpenRow, ...]:
-    """Return what did not end, the longest open first: of each process the innermost alone."""
+    """Return the spans that did not end, the longest open first: of each process the innermost alone."""
     known = {process.source.id: process for process in mains}
     found = []
     for source in report.sources:
@@ -668,7 +648,7 @@ def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow
                     rank=row.rank,
                     attempt=row.attempt,
                     name="",
-                    step=row.last_step,
+                    step=-1,
                     at_ns=row.last_ns,
                     type=row.error,
                     message="",
@@ -677,6 +657,28 @@ def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow
                 )
             )
     return tuple(sorted(found, key=lambda row: (not row.is_fatal, row.at_ns))[:_MOST_ROWS])
+
+
+def _standstills(mains: Sequence[Watched]) -> Iterator[Standstill]:
+    """Yield the saves and the evaluations of the rank of one attempt that they took longest."""
+    for kind in ("checkpoint", "validation"):
+        found = [(process, *process.standstills[kind]) for process in mains if kind in process.standstills]
+        if not found:
+            continue
+        longest, since_ns, own = max(found, key=lambda item: item[2].total)
+        place = longest.source.run_id, longest.source.attempt
+        peers = [one for one in mains if (one.source.run_id, one.source.attempt) == place]
+        took_ns = [one.standstills[kind][1].total if kind in one.standstills else 0.0 for one in peers]
+        yield Standstill(
+            kind=kind,
+            rank=longest.source.rank,
+            count=own.count,
+            took_s=own.total / 1e9,
+            longest_s=own.high / 1e9,
+            longest_step=own.high_step,
+            since_ns=since_ns,
+            least_s=min(took_ns) / 1e9,
+        )
 
 
 def _stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:
@@ -773,7 +775,7 @@ def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:
 
 
 def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iterable[Unwritten]) -> Losses:
-    """Return what the logs do not hold."""
+    """Return the losses: events and bytes that the logs do not hold."""
     own = {process.source.id for process in gathered.processes}
 
     def counted(name: str) -> int:
@@ -795,18 +797,19 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iter
 
 
 def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence[AttemptBar]) -> Iterator[Unwritten]:
-    """Yield what each rank without an end record took into no log: by a rank that it kept step with, else by time."""
+    """Yield what each rank without an end record did not write: measured by a rank in step with it, else by time."""
+    in_attempts = _in_attempts([bar.start_ns for bar in bars], rows)
     for bar in bars:
-        # Runs of one session may number their attempts alike; what belongs together began within one stretch of time.
-        own = [(one, row) for one, row in zip(mains, rows, strict=True) if bar.start_ns <= row.first_ns < bar.end_ns]
-        for process, row in own:
+        own = in_attempts[bar.number]
+        furthest = max((rows[place].last_step for place in own), default=-1)
+        is_any_ended = any(rows[place].state == ENDED for place in own)
+        for place in own:
+            row = rows[place]
             if row.state == ENDED or not row.steps:
                 continue
-            ahead = max(other.last_step for _, other in own) - row.last_step
-            if any(other.state == ENDED for _, other in own):
-                yield Unwritten(bar.number, row.rank, ahead + 1)
-            else:
-                yield Unwritten(bar.number, row.rank, max(ahead, unwritten_steps(process.ends_ns)))
+            ahead = furthest - row.last_step
+            steps = ahead + 1 if is_any_ended else max(ahead, unwritten_steps(mains[place].ends_ns))
+            yield Unwritten(bar.number, row.rank, steps)
 
 
 def step_time(mains: Iterable[Watched]) -> StepQuantiles:
@@ -990,12 +993,12 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     result = gathered.goodput.result(session=chosen.session)
     mains = [process for process in gathered.processes if process.is_rank]
     every_rank = rank_rows(gathered.processes, gathered.exit_status, gathered.exits)
-    attempts = _attempts(gathered.goodput, result, every_rank)
+    attempts = _attempts(gathered.goodput, chosen.session, every_rank)
     last = [row for row in every_rank if row.last_ns >= attempts[-1].start_ns] or every_rank
     spans = gathered.spans.result()
     parts = _parts(gathered, mains)
     what_if = compare_all(mains, gathered.waits)
-    late = _late(what_if, mains) if not what_if.why_not else late_by_windows(episodes, gathered.waits)
+    late = what_if.late if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]
     samples_per_s, tokens_per_s = _rates(mains, result)
@@ -1019,7 +1022,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         age_s=0.0,
         step_time=step_time(mains),
         steps=gathered.steps.coarse(MOST_POINTS),
-        step_width_ns=gathered.steps.width_ns,
+        step_width_ns=gathered.steps.width_of(MOST_POINTS),
         loss=gathered.loss.coarse(MOST_POINTS // 2),
         marks=_marks(gathered.marks, attempts),
         marks_left_out=gathered.marks_left_out,
@@ -1029,6 +1032,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         or (heatmap_of_windows(episodes.latest) if episodes.latest is not None else None),
         what_if=attrs.evolve(what_if, late=()),
         late=late,
+        standstills=tuple(_standstills(mains)),
         stalls=_stalls(mains),
         not_finite=_not_finite(mains),
         pauses=_pauses(mains, what_if),

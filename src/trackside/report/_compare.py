@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.handlers.models.liveness import RUNNING
-from trackside.report._build import Progress, compare_all, gather, joined, part_series, rank_rows, step_time
+from trackside.report._build import Progress, gather, joined, part_series, rank_rows, step_time
 from trackside.report._gather import Gatherer, StepLengths, Watched
 from trackside.report._statistics import TRIM, Difference, difference
-from trackside.report._whatif import late_words
+from trackside.report._whatif import compare_all, late_words
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
 LEAST: Final = 0.01
@@ -42,7 +43,7 @@ class Side:
     step_p50_s: float | None
     """Half of the steps took less, as the report says it; None without steps."""
     unread: tuple[str, ...]
-    """Why whole files were not read."""
+    """The reasons why whole files were not read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +74,7 @@ class Comparison:
     before: Side
     after: Side
     judged: tuple[Row, ...]
-    """What the verdict is made of: typical and mean step time, and goodput."""
+    """The rows that the verdict is made of: typical and mean step time, and goodput."""
     buckets: tuple[Row, ...]
     parts: tuple[Row, ...]
     """Of a step, the spans or sections that both have."""
@@ -210,7 +211,7 @@ class _Read:
             if bad:
                 first = min(bad, key=lambda row: row.last_ns)
                 why = f"ended by {first.error}" if first.error else "died"
-                yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} after step {first.last_step}"
+                yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} {words.step(first.last_step)}"
             for late in compare_all(own, self.gathered.waits).late[:_MOST_LATE]:
                 yield f"{self.side.name}: rank {late.rank} of run {run_id} is {late_words(late)}"
 
@@ -232,6 +233,8 @@ def _read(selected: Selected, progress: Progress | None) -> _Read:
         if wanted is None or wanted(source)
     ]
     if not sources:
+        if recorded.problems:
+            raise recorded.problems[0]
         raise UnreadableError(selected.name, "holds no run", "see trackside runs for what there is")
     sources.sort(key=lambda item: (item[0].run_id, item[0].attempt, item[0].role != "main", item[0].rank))
     gathered = gather(sources, progress)

@@ -46,7 +46,7 @@ from trackside.events import (
 from trackside.handlers.eventlog import MOST_ENDS
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.report._whatif import StepRecord
+from trackside.report._whatif import STANDSTILLS, StepRecord, most_blocks
 from trackside.wire import FrameView, fields_of, wire_name_of
 
 _MOST_SAMPLES: Final = 64
@@ -62,7 +62,7 @@ class Bin:
     high: float = -math.inf
     high_step: int = -1
     high_rank: int = -1
-    """Where `high` was."""
+    """The place where `high` was."""
     first_step: int = -1
     last_step: int = -1
     samples: list[float] = attrs.field(factory=list)
@@ -225,13 +225,18 @@ class Bins:
         half = self.width_ns >> 1
         return [((place << self._shift) + half, found) for place, found in sorted(self._bins.items())]
 
+    def width_of(self, most: int) -> int:
+        """Return the length of the stretches in `coarse`, in ns."""
+        if len(self._bins) <= most:
+            return self.width_ns
+        return (max(self._bins) - min(self._bins) << self._shift) // most + 1
+
     def coarse(self, most: int) -> list[tuple[int, Bin]]:
         """Return at most *most* points: neighbours made one, the extremes kept."""
-        points = self.points()
+        points, size = self.points(), self.width_of(most)
         if len(points) <= most:
             return points
-        start, end = points[0][0], points[-1][0]
-        size = (end - start) // most + 1
+        start = points[0][0]
         found: dict[int, tuple[int, Bin]] = {}
         for at_ns, one in points:
             place = (at_ns - start) // size
@@ -352,21 +357,21 @@ class Stall:
 
     step: int
     began_ns: int
-    """When its last step ended."""
+    """The time when its last step ended."""
     usual_s: float
     span: str
     """The innermost span that was open."""
     where: str
-    """What its main thread did."""
+    """The place of its main thread, from its stack."""
     waits: bool
     """Whether that is an exchange with other ranks."""
     collective: str
     ended_ns: int | None = None
-    """When the next step ended; None if none did."""
+    """The time when the next step ended; None if none did."""
 
     @classmethod
     def of(cls, event: StallDetected) -> Stall:
-        """Return what is worth knowing of *event*."""
+        """Return the stall that *event* reports."""
         thread, stack = next(iter(event.stacks.items()), ("", ""))  # the main thread's comes first
         name = [*event.open_spans.get(thread, []), "", ""][1]
         last = event.collectives[-1] if event.collectives else {}
@@ -408,16 +413,16 @@ class Watched:
     heartbeat_interval_ns: int | None = None
     """As its heartbeats say; None if there was none."""
     end_reason: str | None = None
-    """Why it ended, in its own words; None if it did not say."""
+    """The reason why it ended, in its own words; None if it did not say."""
     steps: int = 0
     steps_ns: int = 0
     """All steps together."""
     last_step: int = -1
     first_batch_ns: int | None = None
-    """How long it waited for the first batch; None before that came."""
+    """The time for which it waited for the first batch; None before that came."""
     step_ended_ns: int = 0
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=MOST_ENDS))
-    """When the last steps ended."""
+    """The times when the last steps ended."""
     samples: int = 0
     tokens: int = 0
     events: int = 0
@@ -440,6 +445,8 @@ class Watched:
     """By name of a stat of losses: the last step that had ended when its latest window was read."""
     stalls: list[Stall] = attrs.field(factory=list)
     """The latest of them."""
+    standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
+    """Of saves and evaluations, by kind: when the first one began, in ns since the epoch, and how long they took."""
 
     @property
     def is_rank(self) -> bool:
@@ -466,7 +473,7 @@ MOST_WINDOWS: Final = 40_000
 """Windows of sections to keep in memory; of more than that a second reading, by time, is made."""
 LEVELS: Final = ("value", "mean", "p50", "max")
 """The aggregations of which the first that is there says where a counter stands."""
-_MARKED: Final = {
+MARKED: Final = {
     span_names.CHECKPOINT_SAVE_SYNC: "checkpoint",
     span_names.CHECKPOINT_SAVE_ASYNC: "checkpoint",
     span_names.CHECKPOINT_LOAD: "restore",
@@ -485,7 +492,7 @@ class Mark:
     """Something that happened while the job ran."""
 
     at_ns: int
-    """When it began."""
+    """The time when it began."""
     kind: str
     """``checkpoint``, ``restore``, ``validation``, ``error``, ``lost``, ``restart``, ``end``."""
     label: str
@@ -535,7 +542,7 @@ class Gatherer:
     """
 
     def __init__(self, processes: int = 1) -> None:
-        self._most_blocks = min(4_096, max(128, _MOST_TILED // max(1, processes)))
+        self._most_blocks = most_blocks(processes, _MOST_TILED)
         self.goodput = GoodputAccumulator()
         self.spans = SpanBuilder(max_long=64, max_short=1)
         self.counters = CounterBoard()
@@ -582,7 +589,12 @@ class Gatherer:
                 continue
             if batch[0].source.id != self._now.source.id:
                 self._turn_to(batch[0].source)  # the logs of several were joined to one file
-            self.goodput.consume(FrameView(batch[0].source, batch))
+            view = FrameView(batch[-1].source, batch)
+            self.goodput.consume(view)
+            self.counters.consume(view)
+            # Iterations are counted here: as spans they would cost more than all else.
+            spans = [event for event in batch if not isinstance(event, IterationEnded)]
+            self.spans.consume(FrameView(view.source, spans))
             now, last_ns, run = self._now, self._now.last_ns, self._run
             for event in batch:
                 kind = event.__class__
@@ -610,7 +622,7 @@ class Gatherer:
                 now.first_ns = batch[0].at_ns
             now.events += len(batch)
             now.last_ns = last_ns
-            now.source = batch[-1].source
+            now.source = view.source
             self.events += len(batch)
 
     def _turn_to(self, source: Source) -> None:
@@ -626,13 +638,7 @@ class Gatherer:
         self._now = now
 
     def _find_consumers(self, kind: type[Event]) -> tuple[Consume, ...]:
-        found: list[Consume] = []
-        # Iterations are counted here: as spans they would cost more than all else.
-        if issubclass(kind, SpanBuilder.reads) and not issubclass(kind, IterationEnded):
-            found.append(self.spans)
-        if issubclass(kind, CounterWindow):
-            found.append(self.counters)
-        found += [consume for base, consume in self._own() if issubclass(kind, base)]
+        found = [consume for base, consume in self._own() if issubclass(kind, base)]
         if kind is UnknownEvent or not kind.wire_name.startswith("trackside."):
             found.append(self._add_own)
         self._consumers[kind] = () if kind.derived else tuple(found)
@@ -716,16 +722,20 @@ class Gatherer:
         self._now.record.span_started(event)
 
     def _end_span(self, event: SpanEnded) -> None:
-        kind = _MARKED.get(event.name)
+        kind = MARKED.get(event.name)
         began_ns = event.at_ns - event.duration_ns
         if self._now.is_rank:
             self._now.record.span_ended(event)
         if event.name == span_names.DATA_LOADING and self._now.first_batch_ns is None:
             self._now.first_batch_ns = event.duration_ns
-        if kind is not None and self._is_lead:
+        if kind is not None and self._now.is_rank:
             saved = event.attributes.get(span_names.CURRENT_ITERATION)  # between two steps an event is in none
             step = saved if type(saved) is int and event.step < 0 else event.step
-            self._mark(kind, event.name, began_ns, step, event.duration_ns)
+            if event.name in STANDSTILLS:
+                _, took = self._now.standstills.setdefault(kind, (began_ns, Bin()))
+                took.add(event.duration_ns, step, self._now.source.rank)
+            if self._is_lead:
+                self._mark(kind, event.name, began_ns, step, event.duration_ns)
         if event.error is not None and "raised_in" not in event.error:
             kind, message = str(event.error.get("type", "an exception")), str(event.error.get("message", ""))
             self._add_raised(event, event.name, kind, message, is_out_of_memory=is_out_of_memory(kind, message))

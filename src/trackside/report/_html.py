@@ -114,7 +114,8 @@ footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
   section { padding: 14px 12px; } main { padding: 14px 10px 32px; }
   .attempt { grid-template-columns: 1fr; } .part { grid-template-columns: 1fr auto; }
   .part .track { grid-column: 1 / -1; } th, td { padding-right: 6px; }
-  td.name { min-width: 8rem; } td .spark { width: 90px; } }
+  td.name { min-width: 8rem; } td .spark { width: 90px; }
+  .wide td:first-child { min-width: 6rem; } .wide td:last-child { min-width: 6.5rem; } }
 @media print { :root { color-scheme: light; } body { background: #fff; font-size: 10.5pt; }
   main { max-width: none; padding: 0; } section, .figures div { border-color: #bbb; break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; } tr { break-inside: avoid; } }
@@ -148,18 +149,21 @@ def escaped(text: object) -> str:
 class Axis:
     """From figures to places between 0 at the top and *height* at the bottom."""
 
-    def __init__(self, low: float, high: float, usual: float, height: float = HEIGHT) -> None:
+    def __init__(self, low: float, high: float, usual: float, height: float = HEIGHT, *, has_zero: bool = True) -> None:
         self.is_log = usual > 0 and low >= sys.float_info.min and high > _LOG_FROM * usual
         self._height = height
         if self.is_log:
             self._low, self._high = math.log(low) - _LOG_MARGIN, math.log(high) + _LOG_MARGIN
-        else:
+        elif has_zero or low < high / 2:
             self._low, self._high = min(0.0, low), min(max(high, high * 1.05), sys.float_info.max)
+        else:  # from zero on, figures that differ little would be a straight line
+            margin = (high - low) / 20
+            self._low, self._high = low - margin, min(high + margin, sys.float_info.max)
         if self._high - self._low < sys.float_info.min:
-            self._high = self._low + max(1.0, abs(self._low) / 10)
+            self._high = min(self._low + max(1.0, abs(self._low) / 10), sys.float_info.max)
 
     def place(self, value: float) -> float:
-        """Return where *value* is."""
+        """Return the position of *value*."""
         at = math.log(max(value, sys.float_info.min)) if self.is_log else value
         # Halved, because the whole range may be more than a float holds.
         return self._height * (1 - (at / 2 - self._low / 2) / (self._high / 2 - self._low / 2))
@@ -180,7 +184,13 @@ class Axis:
 
 
 def curve(
-    points: Points, kind: str, format_value: Callable[[float], str], marks: Sequence[Mark] = (), *, height: int = HEIGHT
+    points: Points,
+    kind: str,
+    format_value: Callable[[float], str],
+    marks: Sequence[Mark] = (),
+    *,
+    height: int = HEIGHT,
+    has_zero: bool = True,
 ) -> str:
     """
     Return figures over time: the median as a line, the lowest and the highest as a band, what happened as lines.
@@ -191,12 +201,14 @@ def curve(
         format_value: Writes a figure with its unit.
         marks: What happened.
         height: Of the chart, in pixels.
+        has_zero: Whether the axis begins at zero also where the figures are far above it.
     """
     start, end = points[0][0], points[-1][0]
     start, end = min([start, *(mark.at_ns for mark in marks)]), max([end, *(mark.at_ns for mark in marks)])
     span = max(1, end - start)
     usual = sorted(one.median for _, one in points)[len(points) // 2]
-    axis = Axis(min(one.low for _, one in points), max(one.high for _, one in points), usual, height)
+    low, high = min(one.low for _, one in points), max(one.high for _, one in points)
+    axis = Axis(low, high, usual, height, has_zero=has_zero)
 
     def across(at_ns: int) -> float:
         return WIDTH * (at_ns - start) / span
@@ -232,7 +244,7 @@ def curve(
 
 
 def _step_ticks(points: Points) -> list[tuple[int, int]]:
-    """Return where round steps ended first, at most eight; nothing where the points know no steps."""
+    """Return the times at which round steps first ended, at most eight; none if the points have no steps."""
     known = [(at, one) for at, one in points if one.last_step >= 0]
     if len(known) < 2:  # noqa: PLR2004
         return []
@@ -359,7 +371,7 @@ def shade(score: object) -> str:
 
 
 def spark(points: Points) -> str:
-    """Return where a counter stood, as a small line."""
+    """Return the course of a counter as a small line."""
     if len(points) < 2:  # noqa: PLR2004
         return ""
     values = [one.median for _, one in points]
@@ -381,9 +393,9 @@ _MOST_ROWS: Final = 40
 _MOST_TEXT: Final = 160
 _LEAST_SHARE: Final = 0.0005
 """A share that is shown as 0.0 % is left out of the legend."""
+_MOST_PARTS: Final = 12
 # The page may run nothing and fetch nothing, whatever a log says.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-STATES: Final = {"ended": "ended", "died": "died", "silent": "silent", "running": "running, or died"}
 
 
 def report_page(report: Report) -> str:
@@ -439,7 +451,7 @@ def _header(report: Report) -> str:
         report.application,
         f"{words.plural(report.ranks_total, 'rank')} on {words.plural(report.hosts, 'host')}",
         words.plural(len(report.attempts), "attempt"),
-        STATES[report.state],
+        report.outcome,
         f"{words.clock(result.start_ns)} to {words.clock(result.end_ns)}",
         *report.perf_tags[:3],
     ]
@@ -557,8 +569,11 @@ def _steps(report: Report) -> str:
         least = min(one.low for _, one in report.loss)
         ends = f"{words.amount(report.loss[0][1].median)} to {words.amount(report.loss[-1][1].median)}"
         course = f'<span class="dim">{ends}, least {words.amount(least)}</span>'
-        content += f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130)}"
-    note = f"A point is the median of all steps within {words.duration(report.step_width_ns)}; the band spans them all."
+        content += (
+            f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130, has_zero=False)}"
+        )
+    width = words.duration(report.step_width_ns)
+    note = f"A point of the step time is the median of all steps that ended within {width}; the band spans them all."
     return section("steps", "Step time", content, note)
 
 
@@ -593,16 +608,18 @@ def _heatmap(report: Report) -> str:
 def _parts(report: Report) -> str:
     if not report.parts:
         return ""
+    shown_parts = [part for part in report.parts[:_MOST_PARTS] if part.share >= _LEAST_SHARE]
     rows = "".join(
         f'<div class="part"><span>{escaped(part.name)} <span class="dim">{escaped(part.kind)}</span></span>'
         f'<span class="track"><i style="width:{100 * part.share:.1f}%"></i></span>'
         f'<span class="num">{words.duration(part.mean_ns)} · {words.percent(part.share)}</span></div>'
-        for part in report.parts[:12]
+        for part in shown_parts
     )
-    rest = sum(part.share for part in report.parts[12:])
+    shorter = report.parts[len(shown_parts) :]
+    rest = sum(part.share for part in shorter)
     if rest >= _LEAST_SHARE:
         rows += (
-            f'<div class="part"><span>{len(report.parts) - 12} shorter ones</span><span class="track">'
+            f'<div class="part"><span>{len(shorter)} shorter ones</span><span class="track">'
             f'<i style="width:{100 * rest:.1f}%"></i></span><span class="num">{words.percent(rest)}</span></div>'
         )
     whole_ns = sum(part.mean_ns for part in report.parts)
@@ -664,7 +681,9 @@ def _spans(report: Report) -> str:
         table = rows_table(("rank", "span", "for", "since"), opened, numbers="rank for", optional="since")
         content += f"<h3>Open when last heard of</h3>{table}"
     if report.errors:
-        errors = [(str(row.rank), str(row.step), row.name, row.error[:300]) for row in report.errors]
+        errors = [
+            (str(row.rank), str(row.step) if row.step >= 0 else "", row.name, row.error[:300]) for row in report.errors
+        ]
         content += f"<h3>Errors</h3>{rows_table(('rank', 'step', 'span', 'error'), errors, numbers='rank step')}"
     return section("spans", "Spans", content) if content else ""
 

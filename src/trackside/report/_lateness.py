@@ -40,6 +40,18 @@ the noise of other parts is large, and next to nothing where the rank only does 
 _TESTS: Final = 3
 _PULLED_FROM: Final = 0.95
 """The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
+GROSS_NS: Final = 5e6
+"""
+A rank later than that and than half a usual step is grossly late. What lasts is no chance alone, but one event, however
+long: a rank that slows down gradually, or time and again, is found by this, as none of its stretches has one level.
+"""
+_GROSS_SHARE: Final = 0.25
+"""The share of the short windows in which it is."""
+_GROSS_LASTS: Final = 0.08
+_GROSS_LASTS_STEPS: Final = 8
+"""The least length of one stretch of them on average: as a share of the job, and in steps."""
+_GROSS_OF_PEERS: Final = 0.2
+"""The largest share of that in which any other rank is grossly late, too."""
 _FEW_RANKS: Final = 16
 _MOST_LATE: Final = 64
 _MOST_TRIED: Final = 16
@@ -56,8 +68,11 @@ class LateStretch:
     last: int
     level_ns: float
     """By how much, on average."""
-    chance: float
-    """The probability that noise alone makes a rank look so late in any of the comparisons made."""
+    chance: float | None
+    """
+    The probability that noise alone makes a rank look so late in any of the comparisons made; None of a rank that is
+    grossly late.
+    """
     by_part: bool = False
     """Whether one part alone says it: noise of the others hides that all of its time is longer, too."""
     cost_ns: float = 0.0
@@ -75,7 +90,8 @@ def find_late(
 
     A rank is late if all of its own time is longer than its peers', or one part of it is: the noise of the other parts
     may hide it, but not so far that the rank arrives before its peers. The one that lost most is found, left out of
-    its peers' median, and the search begins again. Up to half of the ranks can be late; more are taken for the usual.
+    its peers' median, and the search begins again. Up to half of the ranks can be late, rounded up, as the median of
+    one's peers is below one's own time so far; more are taken for the usual.
 
     Args:
         own: Of each rank the time of a step outside of what ranks wait for each other in, by block.
@@ -92,7 +108,7 @@ def find_late(
     compared = _TESTS * len(own) * (1 + len(large))
     courses = [_windowed(rows, counts) for rows in (own, *large)]
     others, flagged = list(range(len(own))), list[int]()
-    while len(others) > 1 and len(flagged) < min(_MOST_LATE, max(1, len(own) // 2)):
+    while len(others) > 1 and len(flagged) < min(_MOST_LATE, (len(own) + 1) // 2):
         found = (at for course in courses for at in course.late(courses[0], others, others, least_ns, compared))
         at = next(found, None)
         if at is None:
@@ -104,7 +120,52 @@ def find_late(
         at: _stretch_of(at, others, [own, *large], courses, counts=counts, least_ns=least_ns, compared=compared)
         for at in flagged
     }
-    return {at: stretch for at, stretch in stretches.items() if stretch is not None}
+    late = {at: stretch for at, stretch in stretches.items() if stretch is not None}
+    rest = [at for at in range(len(own)) if at not in late]
+    return late | _gross(own, courses[0], rest, least_ns, usual_ns)
+
+
+def _gross(
+    own: Rows, course: _Windows, ranks: Sequence[int], least_ns: float, usual_ns: float
+) -> dict[int, LateStretch]:
+    """Return the one of *ranks* that is grossly late, if it alone is: others are next to never, and it is for long."""
+    gross = course.grossly_late(ranks, usual_ns)
+    if len(ranks) < 2 or not gross:  # noqa: PLR2004
+        return {}
+    *rest, at = sorted(ranks, key=lambda one: sum(gross[one]))
+    count = sum(gross[at])
+    is_alone = sum(gross[rest[-1]]) <= _GROSS_OF_PEERS * count
+    if not is_alone or count < _GROSS_SHARE * len(gross[at]) or not _lasts(gross[at], course.steps):
+        return {}
+    by_block = latenesses(own, [at], [one for one in ranks if one != at])[at]
+    first, last = _best_stretch(by_block, least_ns)
+    level_ns = statistics.fmean(by_block[first : last + 1])
+    return {at: LateStretch(first=first, last=last, level_ns=level_ns, chance=None, cost_ns=level_ns)}
+
+
+def late_in_turn(own: Rows, counts: Sequence[float], usual_ns: float) -> tuple[dict[int, float], float]:
+    """
+    Return the ranks that are grossly late in turn, and what that costs, in ns of a step on average over all steps.
+
+    They are given by their place in *own*, each with the share of the steps in which it is. Each is late for long at a
+    time, and all together in at least a quarter of the steps. None are where fewer than two are; see `find_late` for
+    the arguments.
+    """
+    course = _windowed(own, counts)
+    gross = course.grossly_late(range(len(own)), usual_ns)
+    shares = {at: sum(late) / len(late) for at, late in gross.items() if _lasts(late, course.steps)}
+    shares = {at: share for at, share in shares.items() if share >= _GROSS_LASTS}
+    if len(shares) < 2 or sum(shares.values()) < _GROSS_SHARE:  # noqa: PLR2004
+        return {}, 0.0
+    by_rank = latenesses(course.short, list(shares), range(len(own)))
+    lost_ns = sum(late for at in shares for late, is_gross in zip(by_rank[at], gross[at], strict=True) if is_gross)
+    return shares, lost_ns / len(course.short[0])
+
+
+def _lasts(gross: Sequence[bool], steps: float) -> bool:
+    """Return whether the stretches of windows of *steps* in which a rank is grossly late are long, on average."""
+    begun = sum(now and not before for before, now in itertools.pairwise([False, *gross]))
+    return sum(gross) >= max(_GROSS_LASTS * len(gross), _GROSS_LASTS_STEPS / steps) * begun
 
 
 def _stretch_of(
@@ -160,6 +221,7 @@ def _windowed(rows: Rows, counts: Sequence[float]) -> _Windows:
         in_long=in_long,
         long=[_means(row, bounds) for row in pulled],
         short=[_means(row, short_bounds) for row in pulled],
+        steps=sum(counts) / (len(short_bounds) - 1),
         stretches=[
             (first, last)
             for first, last in itertools.combinations(range(len(bounds)), 2)
@@ -203,7 +265,7 @@ def _above_mean(rows: Rows, at: int, rest: Sequence[int]) -> list[float]:
 
 
 def _beside(values: Sequence[float], first: int, last: int, margin: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Return what is before *first* and after *last*, and not so near that lateness may have begun or ended there."""
+    """Return the values before *first* and after *last*, without a *margin* in which lateness may begin or end."""
     return values[: max(0, first - margin)], values[last + margin :]
 
 
@@ -223,7 +285,7 @@ class Scores:
     means: Sequence[float]
     variances: Sequence[float]
     lasts: float
-    """How many neighbours are one event, by all rows: a stretch of one row says too little of it."""
+    """The number of neighbours that are one event, by all rows: a stretch of one row says too little of it."""
 
     def lasts_beside(self, first: int, last: int, margin: int) -> float:
         """Return the same; of few rows without the bounds of the stretch, as what begins there is in all of them."""
@@ -275,8 +337,18 @@ class _Windows:
     """Short windows in a long one."""
     long: Rows
     short: Rows
+    steps: float
+    """In a short window, on average."""
     stretches: Sequence[tuple[int, int]]
     """Those of long windows that are looked at."""
+
+    def grossly_late(self, ranks: Sequence[int], usual_ns: float) -> dict[int, list[bool]]:
+        """Return for each of *ranks* in which short windows it is grossly late; empty if there are too few windows."""
+        if len(self.short[0]) < FEWEST_STEPS:
+            return {}
+        bound_ns = max(GROSS_NS, usual_ns / 2)
+        by_rank = latenesses(self.short, ranks, range(len(self.short)))
+        return {at: [late >= bound_ns for late in own] for at, own in by_rank.items()}
 
     def late(
         self, whole: _Windows, of: Sequence[int], ranks: Sequence[int], least_ns: float, compared: int
@@ -329,7 +401,7 @@ class _Windows:
         # Noise is skewed: above the peers' median every rank is by its mean, above their mean none is.
         above = _above_mean(self.long, at, rest)
         short = _above_mean(self.short, at, rest)
-        row, best = ranks.index(at), None
+        row, best, least = ranks.index(at), None, math.inf
         # The bounds of few windows are those that were measured: between them nothing begins.
         margin = 1 if len(lateness) == _LONG_WINDOWS else 0
         for first, last in self.stretches:
@@ -351,7 +423,8 @@ class _Windows:
             )
             is_whole = last - first == len(lateness)
             chance *= 2 * compared * (1 if is_whole else max(1, len(self.stretches) - 1))
-            if chance <= ALLOWANCE and (best is None or chance < best.chance):
+            if chance <= min(ALLOWANCE, least):
+                least = chance
                 best = LateStretch(
                     first=self.bounds[first], last=self.bounds[last] - 1, level_ns=level_ns, chance=chance
                 )

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import attrs
+
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
 from trackside.report._verdict_rules import explained, lost_words, waited_words
@@ -17,7 +19,6 @@ Line = list[tuple[str, str]]
 """Pieces of text, each with its style as rich names it; empty for none."""
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
-STATES: Final = {"ended": "ended", "died": "died", "silent": "silent", "running": "running, or died"}
 _MOST: Final = 10
 _MOST_ATTEMPTS: Final = 20
 _MOST_SETTINGS: Final = 40
@@ -93,7 +94,7 @@ def _wrapped(text: str, width: int, first: str, rest: str, style: str = "") -> I
 def _identity(report: Report, width: int) -> Iterator[Line]:
     ranks = f"{words.plural(report.ranks_total, 'rank')} on {words.plural(report.hosts, 'host')}"
     result = report.goodput
-    facts = [report.application, ranks, words.plural(len(report.attempts), "attempt"), STATES[report.state]]
+    facts = [report.application, ranks, words.plural(len(report.attempts), "attempt"), report.outcome]
     yield [(report.session, "bold"), (f"  {', '.join(fact for fact in facts if fact)}", "")]
     yield [
         (
@@ -160,7 +161,7 @@ def _attempts(report: Report, width: int) -> Iterator[Line]:
 
 
 def cells(lengths: Sequence[float], room: int) -> list[int]:
-    """Return how many of *room* cells each of *lengths* gets: all of them together."""
+    """Return how many of *room* cells each of *lengths* gets; none is left over."""
     total = sum(lengths)
     if not total:
         return [0] * len(lengths)
@@ -210,25 +211,51 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
 
 def spark(values: Sequence[float], room: int) -> str:
     """Return the finite ones of *values* as a line of blocks of at most *room* characters."""
+    # Bars from the least value on would make values that hardly differ look far apart.
+    return chart(values, room, 1, low=max(filter(math.isfinite, values), default=0.0) / 2).lines[0]
+
+
+@attrs.frozen
+class Chart:
+    """Values as bars of blocks."""
+
+    lines: tuple[str, ...]
+    """From the top; each ends with its last block."""
+    low: float
+    high: float
+    """The values at which the lowest line begins and the highest one ends."""
+
+
+def chart(values: Sequence[float], room: int, height: int, *, low: float | None = None) -> Chart:
+    """
+    Return the finite ones of *values* as bars, of at most *room* characters in *height* lines.
+
+    They begin at *low* if all values are above it; by default at the least value.
+    """
     values = [value for value in values if math.isfinite(value)]
     if not values or room < 1:
-        return ""
+        return Chart(("",) * height, 0.0, 0.0)
     size = max(1.0, len(values) / room)
     held = [
         max(values[int(at * size) : max(int(at * size) + 1, int((at + 1) * size))])
         for at in range(min(room, len(values)))
     ]
-    low, high = min(held), max(held)
-    # Of values that hardly differ a picture would make mountains.
-    low = min(low, high * 0.5) if high > 0 else low
+    low, high = min(held if low is None else (low, *held)), max(held)
     span = high / 2 - low / 2  # halved, because the whole may be more than a float holds
-    return "".join(BLOCKS[round((value / 2 - low / 2) / span * (len(BLOCKS) - 1)) if span else 0] for value in held)
+    most = len(BLOCKS) * height
+    levels = [1 + (round((value / 2 - low / 2) / span * (most - 1)) if span else 0) for value in held]
+    lines = []
+    for below in range(most - len(BLOCKS), -1, -len(BLOCKS)):
+        filled = (min(len(BLOCKS), level - below) for level in levels)
+        lines.append("".join(BLOCKS[count - 1] if count > 0 else " " for count in filled).rstrip())
+    return Chart(tuple(lines), low, high)
 
 
 def _parts(report: Report) -> Iterator[Line]:
     rows = [
         (part.name, words.duration(part.mean_ns), words.percent(part.share), part.kind, "█" * round(part.share * 30))
         for part in report.parts[:_MOST]
+        if part.share >= _LEAST_SHARE
     ]
     for line in table_lines((), rows, right={1, 2}):
         line[-2], line[-1] = (line[-2][0], "dim"), (line[-1][0], "cyan")
@@ -287,8 +314,9 @@ def _tables(report: Report, width: int) -> Iterator[Line]:
     if report.errors:
         yield from _heading("Exceptions")
         for row in report.errors[:_MOST]:
-            where = f"rank {row.rank}, step {row.step}{f', {row.name}' if row.name else ''}: {row.error[:200]}"
-            yield from _wrapped(where, width, "  ", "    ", "bold red" if row.is_fatal else "")
+            where = [f"rank {row.rank}", f"step {row.step}" if row.step >= 0 else "", row.name]
+            line = f"{', '.join(filter(None, where))}: {row.error[:200]}"
+            yield from _wrapped(line, width, "  ", "    ", "bold red" if row.is_fatal else "")
     if report.counters:
         yield from _heading("Metrics")
         counted = [
@@ -315,7 +343,7 @@ def _tables(report: Report, width: int) -> Iterator[Line]:
 
 
 def table_lines(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> Iterator[Line]:
-    """Yield a table, its columns in line; those in *right* end in line. Named columns without a value are left out."""
+    """Yield the lines of a table; columns in *right* are aligned right. Named columns without a value are left out."""
     shown_rows = [tuple(map(words.printable, row)) for row in ((names,) if names else ()) + tuple(rows)]
     if not rows:
         return

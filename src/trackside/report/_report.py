@@ -9,6 +9,7 @@ import attrs
 
 from trackside.core import text as words
 from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputResult
+from trackside.handlers.models.liveness import ENDED, RUNNING
 from trackside.handlers.models.spans import NameTotals
 from trackside.report._gather import Bin, Mark, plain
 from trackside.report._statistics import Difference
@@ -97,7 +98,7 @@ class Finding:
     look: str
     """The next step, with a command to paste where there is one."""
     cost_s: float = 0.0
-    """What it cost the session, in seconds; 0 where that is not known."""
+    """Its cost to the session, in seconds; 0 if that is not known."""
     rank: int | None = None
     section: str = ""
     since_ns: int | None = None
@@ -155,7 +156,7 @@ class RankRow:
     steps: int
     last_step: int
     stepped_ns: int
-    """When its last step ended; 0 if none did."""
+    """The time when its last step ended; 0 if none did."""
     mean_step_ns: float | None
     has_good_end: bool = True
     """Whether it said that it was done, and no exception ended it."""
@@ -164,9 +165,9 @@ class RankRow:
     interval_s: float = 1.0
     """Between two of its heartbeats."""
     before_start_s: float = 0.0
-    """How long its process had run when the job was started, in seconds; 0 where not known."""
+    """The age of its process when the job was started, in seconds; 0 where not known."""
     exited_ns: int | None = None
-    """When `trackside run` saw its process exit; None if it did not."""
+    """The time when `trackside run` saw its process exit; None if it did not."""
     exit_status: int | None = None
     """The exit code of its process, or the negated number of the signal that ended it; None where not known."""
 
@@ -216,7 +217,7 @@ class Heatmap:
     """Scores by rank and section; the lowest is the worst."""
 
     basis: str
-    """What the scores were made from."""
+    """The kind of measurement that the scores were made from."""
     ranks: list[int]
     nodes: list[str]
     names: list[str]
@@ -252,7 +253,7 @@ class Growth:
     since_ns: int
     until_ns: int
     ranks: int
-    """How many ranks it rose on."""
+    """The number of ranks on which it rose."""
 
     @property
     def per_hour(self) -> float:
@@ -293,6 +294,29 @@ class ErrorRow:
 
 
 @attrs.frozen(kw_only=True)
+class Standstill:
+    """The saves or the evaluations of the rank that they took longest, over all attempts."""
+
+    kind: str
+    """``checkpoint`` or ``validation``."""
+    rank: int
+    count: int
+    took_s: float
+    """All of them together."""
+    longest_s: float
+    longest_step: int
+    since_ns: int
+    """The time at which the first one began."""
+    least_s: float
+    """The time that they took on the rank that spent least on them; 0 where a rank has none."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the rank took at least twice as long as another one."""
+        return self.took_s >= 2 * self.least_s
+
+
+@attrs.frozen(kw_only=True)
 class StallRow:
     """A stall, as the watch of one rank recorded it."""
 
@@ -301,7 +325,7 @@ class StallRow:
     step: int
     """The last one that had ended."""
     at_ns: int
-    """When that step ended."""
+    """The time when that step ended."""
     usual_s: float
     lasted_s: float
     """Until the next step ended; else as long as the rank was heard of."""
@@ -309,7 +333,7 @@ class StallRow:
     span: str
     """The innermost span that was open; empty if none was."""
     where: str
-    """What its main thread did, from its stack; empty if that is not known."""
+    """The place of its main thread, from its stack; empty if that is not known."""
     waits: bool
     """Whether that is an exchange with other ranks."""
     collective: str
@@ -354,7 +378,7 @@ class OwnRow:
     name: str
     count: int
     ranks: int
-    """How many ranks published some."""
+    """The number of ranks that published some."""
     last_ns: int
     last_step: int
     """Of the latest one, as its fields in `last`; -1 if it was in no step."""
@@ -384,13 +408,13 @@ class Losses:
     """Numbers that no frame accounted for."""
     damaged_bytes: int
     suspended: dict[str, int]
-    """How often handlers were set aside."""
+    """The number of times that handlers were set aside."""
     invalid: int
     failed: int
     suppressed: int
     """By the bus's counts: events that could not be recorded, calls of handlers that raised, calls too deep."""
     unread: tuple[str, ...]
-    """Why whole files were not read."""
+    """The reasons why whole files were not read."""
     too_late: int
     """Windows that came too late to be scored."""
     unwritten: tuple[Unwritten, ...] = ()
@@ -410,7 +434,7 @@ class StepQuantiles:
     p90_s: float | None
     p99_s: float | None
     rank: int | None = None
-    """Whose steps they are: those of the lowest rank that left a log; None if attempts differ in that."""
+    """The rank whose steps they are, the lowest one that left a log; None if attempts differ in that."""
 
     def whose(self, ranks: int) -> str:
         """Return the words to put behind the steps of a job of so many *ranks*; empty of one rank."""
@@ -455,14 +479,16 @@ class Report:
     marks_left_out: int
     parts: tuple[Part, ...]
     waited_share: float | None
-    """Of a step, what ranks waited for others; None if nothing says so."""
+    """The share of a step for which ranks waited for others; None if it was not recorded."""
     heatmap: Heatmap | None
     what_if: WhatIf
-    """What comparing the ranks came to, of the last attempts with the same ranks; its late ranks are in `late`."""
+    """The comparison of the ranks, over the last attempts with the same ranks; its late ranks are in `late`."""
     late: tuple[LateRank, ...]
-    """The ranks that others waited for, what cost most first."""
+    """The ranks that others waited for, the most costly first."""
+    standstills: tuple[Standstill, ...]
+    """Of saves and of evaluations, where there are such."""
     stalls: tuple[StallRow, ...]
-    """What ranks recorded while no step ended for long."""
+    """The stalls that ranks recorded while no step ended for long."""
     not_finite: NotFinite | None
     pauses: Pause | None
     startup_s: float
@@ -474,7 +500,7 @@ class Report:
     slowdown: Slowdown | None
     growth: tuple[Growth, ...]
     baseline: Difference | None
-    """How step times differ from the baseline's; None without one."""
+    """The difference of step times from the baseline's; None without one."""
     spans: tuple[NameTotals, ...]
     open: tuple[OpenRow, ...]
     errors: tuple[ErrorRow, ...]
@@ -486,6 +512,13 @@ class Report:
     samples_per_s: float | None
     tokens_per_s: float | None
     verdict: Verdict = attrs.field(factory=Verdict)
+
+    @property
+    def outcome(self) -> str:
+        """The state in words; ``failed`` of a job that has ended, and not in good order on every rank."""
+        if self.state == ENDED and not all(row.has_good_end for row in self.ranks):
+            return "failed"
+        return "running, or died" if self.state == RUNNING else self.state
 
     def to_json(self) -> dict[str, Any]:
         """

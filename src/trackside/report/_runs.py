@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,8 @@ _UNNAMED: Final = re.compile(r"run-[0-9a-f]{12}")
 """The run id of a process whose launcher set none: random, so another one on each rank."""
 _TOGETHER_NS: Final = 600 * 10**9
 """Ranks of one launch start within so much of each other, clocks of machines included."""
+_MOST_LAUNCHES: Final = 256
+"""The launches, from the newest, that a rank is looked for in: a directory may hold thousands without a common id."""
 
 
 def unified(sources: Iterable[Source]) -> dict[str, Source]:
@@ -39,7 +41,7 @@ def unified(sources: Iterable[Source]) -> dict[str, Source]:
     }
     own = {key: source for key, source in result.items() if source.role != "collector"}
     runs = {source.run_id for source in own.values()}
-    # What `trackside run` recorded of a launch stays with it.
+    # The collector's own source, of `trackside run`, stays with the ranks of its launch.
     return {key: source for key, source in result.items() if source.run_id in runs} if own else result
 
 
@@ -55,7 +57,7 @@ def _common_run_ids(sources: Iterable[Source]) -> Mapping[str, str]:
     ]
     launches: list[dict[int, Source]] = []
     for source in sorted(alone, key=lambda source: (source.anchor.wall_ns, source.rank)):
-        launch = next((one for one in reversed(launches) if _belongs(source, one)), None)
+        launch = next((one for one in islice(reversed(launches), _MOST_LAUNCHES) if _belongs(source, one)), None)
         if launch is None:
             launches.append({source.rank: source})
         else:
@@ -95,7 +97,7 @@ class ProcessOutline:
     state: str
     """``running``, ``silent``, ``died`` or ``ended``, as of the newest event of all; see `liveness`."""
     reason: str
-    """How it ended, in its own words, or what the state is concluded from."""
+    """The way it ended, in its own words, or what the state is concluded from."""
     first_ns: int | None
     """In ns since the epoch, as all times here; None if nothing of the process is in the log but its name."""
     last_ns: int | None
@@ -108,9 +110,9 @@ class AttemptOutline:
     """The ranks that were started together."""
 
     number: int
-    """How often the launcher had restarted the run before."""
+    """The number of times that the launcher had restarted the run before."""
     launch: int
-    """Which launch under this run id and number it is, from 0: without a launcher each has the number 0."""
+    """The number of the launch under this run id, from 0: without a launcher each has the number 0."""
     world_size: int
     processes: tuple[ProcessOutline, ...]
     """By rank."""
@@ -157,7 +159,7 @@ class RunOutline:
     attempts: tuple[AttemptOutline, ...]
     """By start."""
     exit_status: int | None = None
-    """How the program ended that `trackside run` started last, negative for a signal; None if it started none."""
+    """The status of the program that `trackside run` started last, negative for a signal; None if it started none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -180,7 +182,7 @@ class RunsReport:
     newest_ns: int | None
     """The time of the newest event of all."""
     problems: tuple[UnreadableError, ...]
-    """Why whole files or directories were not read."""
+    """The reasons why whole files or directories were not read."""
 
 
 def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
@@ -277,7 +279,7 @@ class _Launched:
     place: tuple[int, int]
     """The attempt's number, and the launch under it."""
     next_ns: int | None = None
-    """When its rank was launched again; None if it was not."""
+    """The time when its rank was launched again; None if it was not."""
 
 
 def _launched(members: Sequence[SourceOutline]) -> list[_Launched]:
@@ -323,7 +325,7 @@ def _process(main: _Launched, newest_ns: int | None, exit_status: int | None) ->
         last_ns=seen.last_ns,
         heartbeat_interval_ns=seen.heartbeat_interval_ns,
         end_reason=seen.ended,
-        exit_status=None if main.next_ns is not None else exit_status,
+        exit_status=exit_status if main.next_ns is None and seen.ended is None else None,
     )
     is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
     life = liveness(signs, newest_ns or 0, is_replaced=is_replaced, is_gone=is_gone(seen.source))

@@ -14,7 +14,6 @@ from trackside.events import ConfigError, UnreadableError
 from trackside.report._build import Progress, read_report
 from trackside.report._gather import Bin
 from trackside.report._html import (
-    STATES,
     Markup,
     Points,
     escaped,
@@ -147,7 +146,7 @@ def _group(name: str, tags: Sequence[str], rows: Sequence[_Row]) -> str:
         names,
         [_cells(row, reference) for row in reversed(rows)],
         numbers="took ranks step loss goodput",
-        optional="session ranks step took loss",
+        optional="session began ranks step took loss",
         most=_MOST_ROWS,
     )
     figures = f'<div class="figures trends">{cells}</div>' if cells else ""
@@ -193,5 +192,5 @@ def _cells(row: _Row, reference_s: float | None) -> list[str]:
         to_baseline,
         words.percent(report.goodput.goodput),
         words.amount(report.loss[-1][1].median) if report.loss else "",
-        Markup(f'<b class="{look}">{escaped(STATES[report.state])}</b><br><span>{escaped(headline)}</span>'),
+        Markup(f'<b class="{look}">{escaped(report.outcome)}</b><br><span>{escaped(headline)}</span>'),
     ]

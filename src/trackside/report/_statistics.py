@@ -26,7 +26,7 @@ class Location:
     error: float
     """The standard error of `value`, dependence between neighbours included; infinite of too few values."""
     effective: float
-    """How many independent values would be as informative."""
+    """The number of independent values that would be as informative."""
 
 
 def location(values: Sequence[float], trim: float = 0.0) -> Location:

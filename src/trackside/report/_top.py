@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter, deque
@@ -15,6 +16,7 @@ from trackside.events import (
     CounterWindow,
     Event,
     EventsDropped,
+    ExceptionRaised,
     HandlerSuspended,
     Heartbeat,
     IterationEnded,
@@ -33,14 +35,19 @@ from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
 from trackside.handlers.models.steps import StepInterval, StepTimer
-from trackside.report._gather import Stall
-from trackside.report._whatif import StepRecord, StepTiles, chosen_tiles, compare_ranks, late_words
+from trackside.report._gather import MARKED, Bins, Stall
+from trackside.report._runs import unified
+from trackside.report._whatif import StepRecord, StepTiles, chosen_tiles, compare_all, late_words, most_blocks
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50
 _MOST: Final = 50
-_MOST_BLOCKS: Final = 256
-"""Of steps, or windows of sections, by which ranks are compared."""
+_MOST_RUNS: Final = 4
+"""Runs of which the history is kept: the directory of a log may hold very many."""
+_MOST_STRETCHES: Final = 256
+"""Of a curve over the whole job: more than a wide screen has columns."""
+_MOST_TILED: Final = 32_768
+"""Blocks of steps, or windows of sections, to keep and compare, over all ranks: an answer takes a moment."""
 _COSTS: Final = 10
 """A slow answer is asked for so much less often that it takes a tenth of the time."""
 _S: Final = 1e9
@@ -53,29 +60,36 @@ _SHOWN_LEVELS: Final = frozenset({gauge_names.GPU_UTILIZATION, gauge_names.PROCE
 class _Process:
     """The latest news of one process."""
 
+    recorded: Source
+    """As its events have it."""
     source: Source
+    """The same, under the run id that all ranks of its launch have."""
+    record: StepRecord
+    """Its steps by their parts."""
     signs: LifeSigns = attrs.field(factory=LifeSigns)
     step: int = -1
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     """The step times of these steps."""
-    record: StepRecord = attrs.field(
-        factory=lambda: StepRecord(StepTiles(most=_MOST_BLOCKS), StepTiles(most=_MOST_BLOCKS))
-    )
-    """Its steps by their parts."""
     stall: Stall | None = None
     """The one that it recorded and that no step has ended yet."""
     losses: deque[float] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     levels: dict[str, float] = attrs.field(factory=dict)
-    """Where its gauges of devices and memory stood last, by name."""
+    """The latest values of its gauges of devices and memory, by name."""
     metrics: dict[str, float] = attrs.field(factory=dict)
     """The values that `trackside.metrics` recorded last, by name."""
     figures: TrainingFigures | None = None
     """Of its last window of steps."""
     target: int | None = None
-    """How many steps are to be made in all."""
+    """The number of steps that are to be made in all."""
     dropped: int = 0
     """Events that it dropped since it began, as far as it reported them."""
+
+    @classmethod
+    def of(cls, source: Source) -> _Process:
+        """Return the state of *source* before its first event."""
+        most = most_blocks(source.world_size, _MOST_TILED)
+        return cls(source, source, StepRecord(StepTiles(most=most), StepTiles(most=most)))
 
     @property
     def last_ns(self) -> int:
@@ -115,6 +129,24 @@ class _Process:
 
 
 @attrs.frozen(kw_only=True)
+class Happened:
+    """An event that people look for."""
+
+    at_ns: int
+    rank: int
+    text: str
+
+
+@attrs.define(eq=False)
+class _History:
+    """The course of a run as far as it was seen, all ranks together."""
+
+    step_times_ns: Bins = attrs.field(factory=lambda: Bins(_MOST_STRETCHES))
+    losses: Bins = attrs.field(factory=lambda: Bins(_MOST_STRETCHES))
+    happened: deque[Happened] = attrs.field(factory=lambda: deque(maxlen=_MOST))
+
+
+@attrs.frozen(kw_only=True)
 class Worst:
     """A rank that is worth a look."""
 
@@ -136,6 +168,8 @@ class RankNow:
     """The median of its last fifty steps."""
     age_s: float | None
     """The time since its last step ended."""
+    error: str
+    """The name of the exception that ended it; empty if none did."""
     loss: float | None
     gpu: float | None
     cpu: float | None
@@ -167,6 +201,15 @@ class CounterNow:
 
 
 @attrs.frozen(kw_only=True)
+class Curve:
+    """A value of all ranks over the steps that were seen, as the medians of stretches of equal time."""
+
+    first_step: int
+    last_step: int
+    values: tuple[float, ...]
+
+
+@attrs.frozen(kw_only=True)
 class TopView:
     """A job at one moment."""
 
@@ -180,9 +223,9 @@ class TopView:
     step: int
     steps_per_s: float | None
     rate_age_s: float | None
-    """How old `steps_per_s` is: the time since the last step of any rank."""
+    """The age of `steps_per_s`: the time since the last step of any rank."""
     step_ns: float | None
-    """How long one takes: the median of the last fifty of the slowest rank."""
+    """The duration of one: the median of the last fifty of the slowest rank."""
     lengths_ns: tuple[int, ...]
     """Of the lowest rank's last fifty steps."""
     goodput: float | None
@@ -191,6 +234,9 @@ class TopView:
     """The buckets that took most, with their share of the time."""
     losses: tuple[float, ...]
     """Of the lowest rank's last fifty steps that have one."""
+    step_curve: Curve | None
+    loss_curve: Curve | None
+    """Of step times, in ns, and of losses; None where there is none."""
     tokens_per_s: float | None
     mfu: float | None
     """Of the lowest rank's last window of steps: of all ranks together, and as a share, 0 to 1."""
@@ -201,11 +247,13 @@ class TopView:
     worst: tuple[Worst, ...]
     open: tuple[OpenNow, ...]
     counters: tuple[CounterNow, ...]
+    happened: tuple[Happened, ...]
+    """The latest first."""
     lost: int
     """Events that were given up, here or at the job."""
     suspended: tuple[str, ...]
     behind_s: float | None
-    """How old the newest event is; None if there is none."""
+    """The age of the newest event; None if there is none."""
     partial: tuple[str, ...]
     """The models that know only what came since they were attached: the job does not keep them itself."""
 
@@ -227,9 +275,13 @@ class Top:
         self.spans: OpenSpans = OpenSpans(max_long=32, max_short=4)
         self.counters: CounterBoard = CounterBoard()
         self._processes: dict[str, _Process] = {}
+        self._is_unified = True
+        """Whether no source came since ranks that belong together were last put under one run id."""
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()
         self._lost_here = 0
+        self._histories: dict[str, _History] = {}
+        """By run, of the latest runs."""
         self._waits: set[str] = set()
         """The sections in which ranks wait for each other."""
         self._late: list[Worst] = []
@@ -261,27 +313,35 @@ class Top:
     def consume(self, event: Event) -> None:
         """Take in *event*, which the models have had."""
         source = event.source
-        process = self._processes.get(source.id)
-        if process is None:
-            process = self._processes[source.id] = _Process(source)
-        if source is not process.source and source.run_id:
-            process.source = source
+        process = self._process(source)
+        if source is not process.recorded and source.run_id:
+            process.recorded, self._is_unified = source, False
         process.signs.read(event)
         if isinstance(event, IterationEnded):
             if event.kind == "training":
                 process.step, process.stall = event.step, None
                 if event.loss is not None:
                     process.losses.append(event.loss)
-            process.add_step(process.record.iteration_ended(event))
+                    if math.isfinite(event.loss):
+                        self._history(source).losses.add(event.at_ns, event.loss, event.step)
+            interval = process.record.iteration_ended(event)
+            process.add_step(interval)
+            if interval is not None:
+                self._history(source).step_times_ns.add(event.at_ns, interval.step_ns, event.step)
         elif isinstance(event, SpanStarted):
             process.record.span_started(event)
         elif isinstance(event, SpanEnded):
             process.record.span_ended(event)
+            if event.name in MARKED and source.rank == 0:
+                self._happen(event, f"{event.name}, {words.duration(event.duration_ns)}")
         elif isinstance(event, SectionWindow):
             self._waits.update(event.waits)
             process.record.window_ended(event)
         elif isinstance(event, StallDetected):
             process.stall = Stall.of(event)
+            self._happen(event, f"no step for {words.seconds(event.stalled_s)}{_place(process.stall)}")
+        elif isinstance(event, ExceptionRaised):
+            self._happen(event, f"{event.type}: {event.message}")
         elif isinstance(event, CounterWindow):
             level = _level(event.values)
             if event.name in _SHOWN_LEVELS and level is not None:
@@ -302,19 +362,38 @@ class Top:
             # A heartbeat counts these too, a second later, with all that were dropped before we listened.
             self._given_up[source.id] += sum(event.by_type.values())
             process.dropped = max(process.dropped, self._given_up[source.id])
+            self._happen(event, f"dropped {words.plural(sum(event.by_type.values()), 'event')}")
         elif isinstance(event, HandlerSuspended):
             self._suspended[event.handler] += 1
+            self._happen(event, f"suspended {event.handler}")
+
+    def _happen(self, event: Event, text: str) -> None:
+        within = f"step {event.step}: " if event.step >= 0 else ""
+        happened = Happened(at_ns=event.at_ns, rank=event.source.rank, text=within + text)
+        self._history(event.source).happened.appendleft(happened)
+
+    def _history(self, source: Source) -> _History:
+        found = self._histories.get(source.run_id)
+        if found is None:
+            found = self._histories[source.run_id] = _History()
+            if len(self._histories) > _MOST_RUNS:
+                del self._histories[next(iter(self._histories))]
+        return found
 
     def catch_up(self) -> None:
-        """Learn what the models know of the time before the first event that got here."""
+        """Take over the models' states of the time before the first event that arrived here."""
         known = self.goodput.lately(1)
         if len(known) <= _MOST:
             known = self.goodput.lately(_RECENT_STEPS)
         for one in known:
-            process = self._processes.get(one.source.id)
-            if process is None:
-                process = self._processes[one.source.id] = _Process(one.source)
-            process.recall(one.signs, one.steps)
+            self._process(one.source).recall(one.signs, one.steps)
+
+    def _process(self, source: Source) -> _Process:
+        process = self._processes.get(source.id)
+        if process is None:
+            process = self._processes[source.id] = _Process.of(source)
+            self._is_unified = False
+        return process
 
     def lose(self, events: int) -> None:
         """Learn how many events in all did not get here."""
@@ -326,19 +405,20 @@ class Top:
         return bool(states) and not states & {RUNNING, SILENT}
 
     def view(self, now_ns: int) -> TopView:
-        """Return what is known at *now_ns*, in ns since the epoch."""
+        """Return the view at *now_ns*, in ns since the epoch."""
         ranks = sorted(self._current(), key=lambda one: one.source.rank)
         sources = [one.source for one in ranks]
         states = [one.life(now_ns).state for one in ranks]
         newest_ns = max((one.last_ns for one in self._processes.values()), default=None)
         lead = ranks[0] if ranks else None
-        goodput, elapsed_s, badput = self._goodput()
+        goodput, elapsed_s, badput = self._goodput(ranks)
         slowest = max((statistics.median(one.lengths_ns) for one in ranks if one.lengths_ns), default=None)
         stepped_ns = max((one.ends_ns[-1] for one in ranks if one.ends_ns), default=None)
         step = max((one.step for one in ranks), default=-1)
         rate = _rate(lead)
         figures = lead.figures if lead is not None else None
         target = next((one.target for one in ranks if one.target), None)
+        history = self._history(lead.source) if lead is not None else _History()
         return TopView(
             at_ns=now_ns,
             session=next((one.session_tag or one.run_id for one in sources), ""),
@@ -355,6 +435,8 @@ class Top:
             elapsed_s=elapsed_s,
             badput=badput,
             losses=tuple(lead.losses) if lead is not None else (),
+            step_curve=_curve(history.step_times_ns),
+            loss_curve=_curve(history.losses),
             tokens_per_s=figures.avg_tokens_per_second if figures is not None else None,
             mfu=figures.mfu if figures is not None else None,
             eta_s=max(0, target - 1 - step) / rate if target and rate else None,
@@ -365,15 +447,25 @@ class Top:
             worst=tuple(self._worst(ranks, now_ns)),
             open=tuple(self._open({one.source.id: one for one in ranks})),
             counters=tuple(self._levels(ranks)),
+            happened=tuple(history.happened),
             lost=sum(one.dropped for one in self._processes.values()) + self._lost_here,
             suspended=tuple(sorted(self._suspended)),
             behind_s=None if newest_ns is None else (now_ns - newest_ns) / _S,
             partial=self.partial,
         )
 
+    def _mains(self) -> list[_Process]:
+        """Return the ranks of all attempts of all jobs."""
+        if not self._is_unified:
+            known = unified(one.recorded for one in self._processes.values())
+            for one in self._processes.values():
+                one.source = known.get(one.recorded.id, one.recorded)
+            self._is_unified = True
+        return [one for one in self._processes.values() if one.source.role == "main"]
+
     def _current(self) -> list[_Process]:
         """Return the ranks of the attempt that was heard of last."""
-        mains = [one for one in self._processes.values() if one.source.role == "main"]
+        mains = self._mains()
         if not mains:
             return []
         newest = max(mains, key=lambda one: one.last_ns).source
@@ -385,10 +477,17 @@ class Top:
                     latest[one.source.rank] = one
         return list(latest.values())
 
-    def _goodput(self) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
+    def _of_session(self, ranks: Sequence[_Process]) -> list[_Process]:
+        """Return the ranks of all attempts of the job of *ranks*."""
+        sessions = {one.source.session_tag or one.source.run_id for one in ranks}
+        return [one for one in self._mains() if (one.source.session_tag or one.source.run_id) in sessions]
+
+    def _goodput(self, ranks: Sequence[_Process]) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
         began_s = time.monotonic()
-        if began_s >= self._due_s and self.goodput.sessions():
-            result = self.goodput.result()
+        if began_s >= self._due_s and (known := self.goodput.sessions()):
+            # The model knows the names that were recorded: of a launcher that gives no common one, one of each rank.
+            own = {one.recorded.session_tag or one.recorded.run_id for one in self._of_session(ranks)}
+            result = self.goodput.result(session=own.intersection(known) or None)
             shares: dict[str, float] = {}
             for name, length in result.named_badput_s.items():
                 shares.update(length if isinstance(length, dict) else {name: length})
@@ -406,17 +505,22 @@ class Top:
     def _worst(self, ranks: list[_Process], now_ns: int) -> list[Worst]:
         found = []
         first = max((one.step for one in ranks), default=-1)
-        for one in sorted(ranks, key=_stopping_order):
-            life = one.life(now_ns)
+        lives = [(one, one.life(now_ns)) for one in sorted(ranks, key=_stopping_order)]
+        ended_well = all(life.has_good_end for _, life in lives)
+        for one, life in lives:
             if life.state in {SILENT, DIED}:
                 said = "silent" if life.state == SILENT else "dead: silent"
-                why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}{_place(one.stall)}"
+                why = (
+                    f"{said} for {words.duration(life.silent_ns or 0)}, {words.step(one.step, 'at')}{_place(one.stall)}"
+                )
             elif one.stall is not None and life.state == RUNNING:
                 does = "waits for others, for" if one.stall.waits else "stalled for"
                 stalled_for = words.duration(now_ns - one.stall.began_ns)
                 why = f"{does} {stalled_for}, since step {one.stall.step}{_place(one.stall)}"
             elif life.error:
-                why = f"ended by {life.error}, at step {one.step}{_place(one.stall)}"
+                why = f"ended by {life.error}, {words.step(one.step, 'at')}{_place(one.stall)}"
+            elif one.stall is not None and not ended_well:
+                why = f"ended after a stall, since step {one.stall.step}{_place(one.stall)}"
             elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never meet are apart as they please
                 why = f"{first - one.step:,} steps behind"
             else:
@@ -425,20 +529,22 @@ class Top:
         return (found + self._slow(ranks))[:_MOST]
 
     def _slow(self, ranks: Sequence[_Process]) -> list[Worst]:
-        """Return the ranks that are late by now, by the rule of the report (docs/verdicts.md)."""
+        """Return the ranks that are late by now, by the rule of the report (docs/verdicts.md), over all attempts."""
         began_s = time.monotonic()
         if began_s >= self._late_due_s:
-            tiles = chosen_tiles([one.record for one in ranks])
-            known = {one.source.rank: (one, own) for one, own in zip(ranks, tiles, strict=True) if own.places}
-            found = compare_ranks(
-                [{rank: own for rank, (_, own) in known.items()}],
-                self._waits,
-                hosts={one.source.host for one, _ in known.values()},
-            )
+            what_if = compare_all(self._of_session(ranks), self._waits)
             self._late = [
-                Worst(rank=one.rank, host=known[one.rank][0].source.host, why=late_words(one))
-                for one in found.late
-                if not one.is_over
+                Worst(rank=one.rank, host=one.node, why=late_words(one)) for one in what_if.late if not one.is_over
+            ]
+            shares = what_if.in_turn
+            self._late += [
+                Worst(
+                    rank=one.source.rank,
+                    host=one.source.host,
+                    why=f"late in turn with others: in {words.percent(shares[one.source.rank], 0)} of the steps",
+                )
+                for one in ranks
+                if one.source.rank in shares
             ]
             now_s = time.monotonic()
             self._late_due_s = now_s + _COSTS * (now_s - began_s)
@@ -469,20 +575,31 @@ class Top:
         return [found[name] for name in sorted(found)][:_MOST]
 
 
+def _curve(bins: Bins) -> Curve | None:
+    stretches = [one for _, one in bins.points()]
+    if not stretches:
+        return None
+    return Curve(
+        first_step=min(one.first_step for one in stretches),
+        last_step=max(one.last_step for one in stretches),
+        values=tuple(one.median for one in stretches),
+    )
+
+
 def _mean(levels: Sequence[float]) -> float | None:
     # Each is divided first: the sum may be beyond the largest float, or be of inf and -inf, and fmean raises.
     return sum(level / len(levels) for level in levels) if levels else None
 
 
 def _stopping_order(one: _Process) -> tuple[int, bool, int, int]:
-    """Return where a rank belongs: of those that stopped in one step, before what waits for it or ended after it."""
+    """Return the sort key of a rank: of those that stopped in one step, those that wait or ended later follow."""
     waits = one.stall is not None and one.stall.waits
     ended_ns = 0 if one.signs.end_reason is None else one.last_ns
     return one.step, waits, ended_ns, one.source.rank
 
 
 def _place(stall: Stall | None) -> str:
-    """Return where a stalled process is, or was when it was last heard of."""
+    """Return the place in the code where a stalled process is, or was when it was last heard of."""
     if stall is None or not (stall.where or stall.span):
         return ""
     within = f" ({stall.span})" if stall.span and stall.where else ""
@@ -490,10 +607,12 @@ def _place(stall: Stall | None) -> str:
 
 
 def _row(one: _Process, tiles: StepTiles, now_ns: int) -> RankNow:
+    life = one.life(now_ns)
     return RankNow(
         rank=one.source.rank,
         host=one.source.host,
-        state=one.life(now_ns).state,
+        state=life.state,
+        error=life.error,
         step=one.step,
         step_ns=statistics.median(one.lengths_ns) if one.lengths_ns else None,
         age_s=max(0.0, (now_ns - one.ends_ns[-1]) / _S) if one.ends_ns else None,

@@ -81,7 +81,7 @@ class Alignment:
     by: str
     """``clock``, ``steps``, or ``none`` where nothing says how its clock relates to the others'."""
     note: str = ""
-    """What is known of its clock, where that is worth saying."""
+    """A remark on its clock; empty if there is nothing to say."""
     _times: list[int] = attrs.field(factory=list)
     _offsets: list[int] = attrs.field(factory=list)
     _apart_ns: float = 0.0
@@ -334,7 +334,7 @@ class Shown:
     slices: list[Slice] = attrs.field(factory=list)
     points: list[tuple[int, str, dict[str, Any]]] = attrs.field(factory=list)
     figures: list[tuple[int, str, str, float]] = attrs.field(factory=list)
-    """When, which counter, its unit and where it stood."""
+    """The values of counters: time, name, unit and value."""
 
 
 def shown_of(batches: Iterable[Sequence[Event]], steps: range | None) -> Shown:
@@ -508,7 +508,7 @@ class Traced:
     unaligned: list[int] = attrs.field(factory=list)
     """Ranks whose clock nothing relates to the others': they are marked in the trace."""
     notes: dict[int, str] = attrs.field(factory=dict)
-    """What is worth knowing of ranks' clocks."""
+    """Remarks on ranks' clocks, by rank."""
     merged: int = 0
     """Files of a profiler that were merged."""
     problems: list[UnreadableError] = attrs.field(factory=list)

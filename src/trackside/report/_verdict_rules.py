@@ -28,11 +28,12 @@ from trackside.report._report import (
     Report,
     Ruling,
     StallRow,
+    Standstill,
     Unwritten,
     Verdict,
     shown,
 )
-from trackside.report._whatif import OUTSIDE, LateRank, kind_of, tile_words
+from trackside.report._whatif import OUTSIDE, LateRank, is_gap, kind_of, tile_words
 
 # Shares of the session's time from which on something is worth a sentence.
 RESTARTS_FROM: Final = 0.02
@@ -56,10 +57,12 @@ LEAST_ONCE_S: Final = 3.0
 LEAST_UNACCOUNTED_S: Final = 1.0
 STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
+LEAST_STOOD_S: Final = 5.0
+"""Before a rank died: so long without a step is worth a line, of ten usual steps at least."""
 DIED_AFTER_S: Final = 60.0
 """A log without an end whose newest event is so old belongs to a job that is gone."""
 _Ruled = tuple[list[Finding], str]
-"""What a rule found, and why it spoke or did not."""
+"""The findings of a rule, and the reason why it has some or none."""
 _NEAR_STEPS: Final = 100
 _MOST_HOSTS: Final = 3
 _MOST_LISTED: Final = 4
@@ -92,7 +95,7 @@ def judge(report: Report) -> Verdict:
     found.sort(key=lambda one: (*_failure_order(one, report), _lasts(one), -(one.cost_s or elapsed / 20)))
     bound = _bound(report, found)
     state = "bad" if found else "good"
-    headline = found[0].title if found else NOTHING
+    headline = found[0].title if found else NOTHING if report.steps or report.parts else _NO_STEPS
     if not found and not all(row.has_good_end for row in report.ranks):
         state, headline = "running", "Still running, as far as the logs say; nothing stands out so far."
     return Verdict(
@@ -105,13 +108,19 @@ def judge(report: Report) -> Verdict:
     )
 
 
+_NO_STEPS: Final = (
+    "No training step was recorded, so nothing can be said of its speed: use trackside.instrument(), or "
+    "training_iteration(step) around each step."
+)
+
+
 def _lasts(finding: Finding) -> int:
     """Return 0 for what costs more the longer a job runs, 1 for what it costs once, and 2 for what names no cause."""
     return {"startup": 1, "shutdown": 1, "unaccounted": 2}.get(finding.kind, 0)
 
 
 def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
-    """Return where a finding belongs: failures in the order of time, those that follow from others after these."""
+    """Return the sort key of a finding: failures by time, those that follow from others after these."""
     if finding.kind not in FAILURES:
         return len(FAILURES), 0
     if finding.kind == "not-finite":  # of a job that ran to its end nothing else is worse
@@ -163,7 +172,7 @@ def _has_wait_in_backward(report: Report) -> bool:
 
 
 def _bound(report: Report, found: Sequence[Finding]) -> str:
-    """Return what most of a step is, unless a finding says otherwise."""
+    """Return the kind of the largest part of a step; empty if that is small or a finding says otherwise."""
     shares: dict[str, float] = {}
     for part in report.parts:
         shares[part.kind] = shares.get(part.kind, 0.0) + part.share
@@ -180,7 +189,7 @@ def _bound(report: Report, found: Sequence[Finding]) -> str:
 
 
 def lost_words(report: Report) -> str:
-    """Return what is known to be lost, with a bound for what is not known exactly; empty if nothing is."""
+    """Return a sentence on what was lost, with a bound where it is not known exactly; empty if nothing was."""
     lines = []
     if report.losses.total:
         lines.append(f"{words.plural(report.losses.total, 'event')} missing")
@@ -299,6 +308,8 @@ def _raised(report: Report) -> _Ruled:
     if report.exit_status:
         evidence.append(f"the launcher exited with {words.exit_words(report.exit_status)}")
     look = "Read its traceback: " + _paste(report, "tail", "-v", "-t", "'*exception*'")
+    if not first.message:
+        look = f"Read the program's own output. Its last events: {_paste(report, 'tail', '-n', '40')}"
     if first.is_out_of_memory:
         look = "Use a smaller batch, accumulate gradients, or checkpoint activations. Memory over time: " + _paste(
             report, "report", "--html", "report.html"
@@ -344,7 +355,7 @@ def _died(report: Report) -> _Ruled:
     ranks = sorted(row.rank for row in dead)
     span = next((row.name for row in report.open if row.rank == first.rank), "")
     furthest = first if is_clear else max(dead, key=lambda row: row.last_step)
-    after = _after(furthest)
+    after = words.step(furthest.last_step)
     within = f", in {span}" if span else ""
     if first.exit_status is not None:
         within += f" ({words.exit_words(first.exit_status)})"
@@ -371,10 +382,18 @@ def _died(report: Report) -> _Ruled:
     latest = report.attempts[-1].number if report.attempts else 0
     unwritten = {one.rank: one.steps for one in report.losses.unwritten if one.attempt == latest}
     evidence = [
-        f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
+        f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, {words.step(row.last_step)}; "
         f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log{_exited(row)}"
         for row in sorted(dead, key=lambda row: row.exited_ns or row.last_ns)[:_MOST_LISTED]
     ]
+    stepped_ns = max(row.stepped_ns for row in report.ranks)
+    stood_s = (min(row.last_ns for row in dead) - stepped_ns) / 1e9 if stepped_ns else 0.0
+    usual_s = report.step_time.p50_s or 0.0
+    if stood_s >= max(LEAST_STOOD_S, STOPPED_AFTER_STEPS * usual_s):
+        evidence.append(
+            f"no step had ended for {words.seconds(stood_s)} by then; half of them took less than "
+            f"{words.seconds(usual_s)}: perhaps it hung, and was killed"
+        )
     if not is_clear:
         evidence.append("the launcher kills the others at once, and the last second of each may be in no log")
     if report.exit_status is not None:
@@ -412,10 +431,6 @@ def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
     return ordered[0], is_clear
 
 
-def _after(row: RankRow) -> str:
-    return f"after step {row.last_step}" if row.last_step >= 0 else "before its first step"
-
-
 def _exited(row: RankRow) -> str:
     """Return how the process of *row* exited, as the end of a sentence; empty if nobody saw it."""
     if row.exited_ns is None:
@@ -431,7 +446,8 @@ def _exit(report: Report) -> _Ruled:
         row, error = left
         finding = Finding(
             kind="exit",
-            title=f"Rank {row.rank} ended {_after(row)}, before the others, which lost the connection to it.",
+            title=f"Rank {row.rank} ended {words.step(row.last_step)}, "
+            "before the others, which lost the connection to it.",
             evidence=(
                 f"its log ends in good order at {words.clock(row.last_ns)}: its program returned, or called sys.exit()",
                 f"rank {error.rank} after that: {_one_line(error.error)}",
@@ -618,7 +634,7 @@ def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
 
 
 def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
-    """Return where ranks are, a line for each place, the odd rank's first."""
+    """Return the places in the code where ranks are, a line for each, the odd rank's first."""
     places: dict[str, list[int]] = {}
     for one in sorted(stalls, key=lambda one: (one.rank != odd, one.rank)):
         within = f"in {one.span}, " if one.span else ""
@@ -715,7 +731,7 @@ def _out(bar: AttemptBar, errors: Sequence[ErrorRow]) -> list[str]:
         return []
     line = (
         f"attempt {bar.number}: rank {one.rank} on {one.host or 'an unknown host'} was the first to fall silent, "
-        f"at {words.clock(one.last_ns)} after step {one.last_step}"
+        f"at {words.clock(one.last_ns)} {words.step(one.last_step)}"
     )
     raised = [error for error in errors if error.is_fatal and error.attempt == one.attempt]
     return [line, *(f"attempt {bar.number}: rank {error.rank}: {_one_line(error.error)}" for error in raised[:1])]
@@ -725,28 +741,40 @@ def _checkpoints(report: Report) -> _Ruled:
     cost = _stood_still_s(report, SAVE)
     if not _is_worth(report, cost, CHECKPOINTS_FROM):
         return [], _too_little(report, "saves took", cost, CHECKPOINTS_FROM)
-    saves = [mark for mark in report.marks if mark.kind == "checkpoint"]
-    evidence: tuple[str, ...] = ()
-    if saves:
-        mean = sum(mark.duration_ns for mark in saves) / len(saves)
-        longest = max(saves, key=lambda mark: mark.duration_ns)
-        at = f" at step {longest.step}" if longest.step >= 0 else ""
-        evidence = (
-            (
-                f"{words.plural(len(saves), 'save')} of {words.duration(mean)} on average, "
-                f"the longest {words.duration(longest.duration_ns)}{at}"
-            ),
-        )
+    saves = _standstill(report, "checkpoint")
     finding = Finding(
         kind="checkpoints",
-        title=f"Training stood still for checkpoints: {of_all(report, cost)}.",
-        evidence=evidence,
+        title=f"Training stood still for checkpoints{_of_rank(saves)}: {of_all(report, cost)}.",
+        evidence=_standstill_lines(saves, "save"),
         look="Save asynchronously, to a faster place, or less often than every few minutes. Saves on a time line: "
         + _paste(report, "trace", "-o", "trace.json"),
         cost_s=cost,
-        since_ns=saves[0].at_ns if saves else None,
+        rank=saves.rank if saves is not None and saves.is_uneven else None,
+        since_ns=saves.since_ns if saves is not None else None,
     )
     return [finding], f"saves took {of_all(report, cost)}"
+
+
+def _standstill(report: Report, kind: str) -> Standstill | None:
+    return next((one for one in report.standstills if one.kind == kind), None)
+
+
+def _of_rank(one: Standstill | None) -> str:
+    return f" of rank {one.rank}" if one is not None and one.is_uneven else ""
+
+
+def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
+    """Return how many there were and how long, and by how much the rank exceeds the fastest one."""
+    if one is None:
+        return ()
+    at = f" at step {one.longest_step}" if one.longest_step >= 0 else ""
+    mean_s = one.took_s / one.count
+    line = f"{words.plural(one.count, what)} of {words.seconds(mean_s)} on average, the longest "
+    line += f"{words.seconds(one.longest_s)}{at}"
+    if not one.is_uneven:
+        return (line,)
+    least = f"another rank {words.seconds(one.least_s)}" if one.least_s else "another rank made none"
+    return line, f"rank {one.rank} took {words.seconds(one.took_s)} for all of them, {least}"
 
 
 _UNEVEN_SCORE: Final = 0.5
@@ -763,10 +791,14 @@ def _input(report: Report) -> _Ruled:
     late_ones = [one for one in report.late if kind_of(one.what, set()) == "input"]
     late_s = min(cost, sum(one.excess_s for one in late_ones))
     cost -= late_s
+    pausing_s = sum(one.cost_s for one in _pauses(report)[0] if one.section in {part.name for part in parts})
+    cost -= min(cost, pausing_s)
     if not _is_worth(report, cost, INPUT_FROM):
         because = _too_little(report, "waiting for data took", cost, INPUT_FROM)
         if late_s:
             because += f"; {words.seconds(late_s)} more on single ranks: see the rule stragglers"
+        if pausing_s:
+            because += f"; {words.seconds(pausing_s)} more in pauses: see the rule pauses"
         return [], because
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step (mean of the ranks)" for part in parts[:3]]
@@ -815,7 +847,7 @@ def _stepped_s(report: Report) -> float:
 
 
 def _between_steps_s(report: Report) -> float:
-    """Return what of that was in no bucket, in seconds."""
+    """Return the part of that time which is in no bucket, in seconds."""
     return min(bucket(report, "OTHER"), max(0.0, _stepped_s(report) - report.goodput.productive_s))
 
 
@@ -877,7 +909,7 @@ def _stragglers(report: Report) -> _Ruled:
     late = worthy(report)
     if not late:
         if report.pauses is not None and report.late and _is_worth(report, report.late[0].lost_s, STRAGGLER_FROM):
-            return [], "the late rank pauses regularly: see the rule pauses"
+            return [], "the late rank pauses: see the rule pauses"
         if report.late:
             return [], _too_little(report, "late ranks cost", report.late[0].lost_s, STRAGGLER_FROM)
         what_if = report.what_if
@@ -893,15 +925,18 @@ def _stragglers(report: Report) -> _Ruled:
         if place not in named and len(named) < _MOST_HOSTS:
             named.add(place)
             found.append(_straggler(report, one, late))
-    least_sure = max(late, key=lambda one: one.chance or 0.0)
-    return found, f"{words.plural(len(late), 'rank')} came late; {chance_words(least_sure.chance)}"
+    least_sure = max(late, key=lambda one: 1.0 if one.chance is None else one.chance)
+    return found, f"{words.plural(len(late), 'rank')} came late; {chance_words(least_sure)}"
 
 
-def chance_words(chance: float | None) -> str:
+def chance_words(one: LateRank) -> str:
     """Return how seldom noise alone makes a rank look so late; None if only scores of whole windows say it."""
+    chance = one.chance
+    if chance is None and one.steps:
+        return "for long by more than half a step, which no other rank was"
     if chance is None:
-        return "so say the scores of its windows; too few were recorded to say what is noise"
-    # What noise does even more seldom than that, no model of it says.
+        return "this rests on the scores of its windows alone: too few to rule out noise"
+    # No model of the noise is valid for what it does even more seldom.
     return f"noise does that in fewer than one of {10 ** min(6, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 
@@ -931,7 +966,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     over = f"on average of {one.steps:,} steps," if one.steps else "in steps"
     later = f"{words.duration(one.lateness_ns)} later than its peers"
     arrived = f"arrived {later}, {over} {one.since_step} to {one.until_step}"
-    chance = chance_words(one.chance)
+    chance = chance_words(one)
     if one.by_part:
         evidence = [f"rank {one.rank} takes longer there: {chance}", f"it {arrived}; its other parts are noisy"]
     else:
@@ -972,25 +1007,63 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
 def _pauses(report: Report) -> _Ruled:
     one = report.pauses
     if one is None:
-        return [], "no step is longer at regular intervals"
+        return [], "no step is longer at regular intervals, or by 1 s and ten usual steps"
     if any(late.rank == one.rank or one.rank is None for late in worthy(report)):
         return [], "the rank that pauses is late: see the rule stragglers"
     if not _is_worth(report, one.cost_s, PAUSES_FROM):
-        return [], _too_little(report, "regular pauses cost", one.cost_s, PAUSES_FROM)
-    who = "Every rank pauses" if one.rank is None else f"Rank {one.rank} pauses"
+        return [], _too_little(report, "pauses cost", one.cost_s, PAUSES_FROM)
+    who = "Every rank" if one.rank is None else f"Rank {one.rank}"
+    look = (
+        "Python's garbage collector (gc.freeze(), or gc.collect() at the same step on all ranks), logging, a metric "
+        "that is fetched from the device"
+        if one.every_steps
+        else "something saved or evaluated without a span, a step compiled anew, the storage, another process"
+    )
+    if one.every_steps and is_gap(one.where):
+        look = f"something saved or evaluated without a span, {look}"
+    if kind_of(one.where, set()) == "input":
+        look = "a file or a shard that is opened, a shuffle, the storage"
+    many = len(one.steps)
+    if one.every_steps is None:
+        when = "paused once" if many == 1 else f"paused {many} times"
+        steps = f"in {'step' if many == 1 else 'steps'} {words.ranges(one.steps, most=_MOST_RANGES)}"
+    else:
+        when = f"pauses every {one.every_steps} steps"
+        steps = f"{many} pauses, the first in step {one.steps[0]}"
     finding = Finding(
         kind="pauses",
-        title=f"{who} every {one.every_steps} steps for {words.duration(one.length_ns)}, {one.where}: "
-        f"{of_all(report, one.cost_s)}.",
-        evidence=(f"{words.plural(one.count, 'pause')}, the first in step {one.first_step}",),
-        look="See what comes so often: Python's garbage collector (gc.freeze(), or gc.collect() at the same step on "
-        "all ranks), logging, a metric that is fetched from the device. One of them: "
-        + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(one.first_step)),
+        title=f"{who} {when} for {words.duration(one.length_ns)}, "
+        f"{tile_words(one.where) if is_gap(one.where) else f'in {one.where}'}: {of_all(report, one.cost_s)}.",
+        evidence=(steps,),
+        look=f"See what comes then: {look}. {'The first' if many > 1 else 'The pause'} in a trace: "
+        + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(one.steps[0])),
         cost_s=one.cost_s,
         rank=one.rank,
-        since_step=one.first_step,
+        section=OUTSIDE if is_gap(one.where) else one.where,
+        since_step=one.steps[0],
     )
     return [finding], f"pauses cost {of_all(report, one.cost_s)}"
+
+
+def _in_turn(report: Report) -> _Ruled:
+    turns, cost = report.what_if.in_turn, report.what_if.in_turn_s
+    if not turns:
+        return [], "no ranks are late in turn"
+    if not _is_worth(report, cost, STRAGGLER_FROM):
+        return [], _too_little(report, "ranks that are late in turn cost", cost, STRAGGLER_FROM)
+    most = sorted(turns.items(), key=lambda item: (-item[1], item[0]))[:_MOST_LISTED]
+    finding = Finding(
+        kind="waiting",
+        title=f"Ranks {_ranges(turns)} are late in turn: {of_all(report, cost)}, went into waiting for them.",
+        evidence=tuple(
+            f"rank {rank} in {words.percent(share, 0)} of the steps, for long at a time" for rank, share in most
+        ),
+        look="See what moves from rank to rank: clocks and temperature, other processes, the lengths of their batches. "
+        + _paste(report, "trace", "-o", "trace.json"),
+        cost_s=cost,
+        ranks=tuple(sorted(turns)),
+    )
+    return [finding], f"late in turn are {_ranks(turns)}"
 
 
 def _waiting(report: Report) -> _Ruled:
@@ -1023,7 +1096,7 @@ def _waiting(report: Report) -> _Ruled:
 
 
 def _none_is_late(report: Report) -> str:
-    """Return what is known of late ranks where none was found."""
+    """Return a sentence on late ranks if none was found."""
     if report.missing_ranks:
         return f"nothing is known of {_ranks(report.missing_ranks)}"
     return (
@@ -1149,12 +1222,14 @@ def _evaluation(report: Report) -> _Ruled:
     cost = _stood_still_s(report, VALIDATION)
     if not _is_worth(report, cost, EVALUATION_FROM):
         return [], _too_little(report, "evaluation took", cost, EVALUATION_FROM)
+    evaluations = _standstill(report, "validation")
     finding = Finding(
         kind="evaluation",
-        title=f"Evaluation took {of_all(report, cost)}.",
-        evidence=(words.plural(sum(mark.kind == "validation" for mark in report.marks), "evaluation"),),
+        title=f"Evaluation{_of_rank(evaluations)} took {of_all(report, cost)}.",
+        evidence=_standstill_lines(evaluations, "evaluation"),
         look="Evaluate less often, or on less.",
         cost_s=cost,
+        rank=evaluations.rank if evaluations is not None and evaluations.is_uneven else None,
     )
     return [finding], f"evaluation took {of_all(report, cost)}"
 
@@ -1227,10 +1302,12 @@ def _shutdown(report: Report) -> _Ruled:
 
 
 def _unaccounted(report: Report) -> _Ruled:
+    if not report.steps and report.parts:
+        return [], "no iteration was recorded, and the sections of the steps say what took the time"
     elsewhere = sum(one.cost_s for one in _pauses(report)[0])
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
-    # What it is is known, be it worth a finding or not.
+    # The cause of this time is known, whether or not it is worth a finding.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
     elsewhere += sum(_stood_still_s(report, name) - bucket(report, name) for name in (SAVE, VALIDATION))
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
@@ -1244,7 +1321,9 @@ def _unaccounted(report: Report) -> _Ruled:
         kind="unaccounted",
         title=f"Nothing says what {of_all(report, cost)}, was spent on.",
         evidence=("time outside of steps and of spans with a known name",),
-        look="Put spans around what happens between the steps, with badput_type if it should be a bucket.",
+        look="Put spans around what happens between the steps, with badput_type if it should be a bucket."
+        if report.steps
+        else _NO_STEPS,
         cost_s=cost,
     )
     return [finding], f"in no bucket are {of_all(report, cost)}"
@@ -1263,6 +1342,7 @@ RULES: Final[Mapping[str, Callable[[Report], _Ruled]]] = {
     "input-bound": _input,
     "stragglers": _stragglers,
     "pauses": _pauses,
+    "in-turn": _in_turn,
     "waiting": _waiting,
     "slowdown": _slowdown,
     "memory-growth": _memory,

@@ -11,19 +11,28 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 import statistics
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import attrs
 
 from trackside.core import text as words
-from trackside.events import IterationEnded, SectionWindow, SpanEnded, SpanStarted, span_names
+from trackside.events import IterationEnded, SectionWindow, Source, SpanEnded, SpanStarted, span_names
 from trackside.handlers.models.steps import INTERRUPTING, StepInterval, StepTimer
-from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, LateStretch, Rows, find_late
+from trackside.report._lateness import (
+    FEWEST_BLOCKS,
+    FEWEST_STEPS,
+    LEAST_LATE_NS,
+    LateStretch,
+    Rows,
+    find_late,
+    late_in_turn,
+)
 
 KINDS: Final = (
     (
@@ -51,15 +60,20 @@ def kind_of(name: str, waits: set[str]) -> str:
 
 
 OUTSIDE: Final = "outside measured parts"
-"""What all stretches between the parts are together."""
-STANDSTILLS: Final = INTERRUPTING | {span_names.OF_ITERATION[kind] for kind in ("validation", "testing")}
+"""The name of all stretches between the parts together."""
+_STANDSTILL: Final = "standstill"
+"""All of them together, where only windows are known."""
+STANDSTILLS: Final = INTERRUPTING | {
+    *(span_names.OF_ITERATION[kind] for kind in ("validation", "testing")),
+    _STANDSTILL,
+}
 """Spans between two steps in which training stands still: they are in buckets of their own and in no step."""
 _MOST_TILES: Final = 48
 _GAP: Final = "\N{RIGHTWARDS ARROW}"
 _MOST_PENDING: Final = 512
 
 Tile = tuple[int, int, str]
-"""When it started and ended, in ns since the epoch, and its name."""
+"""The times when it started and ended, in ns since the epoch, and its name."""
 
 
 def gap(before: str, after: str) -> str:
@@ -217,11 +231,12 @@ class StepTiles:
         return means
 
     @property
-    def named_share(self) -> float:
-        """The share of the steps' time that lies in named parts."""
+    def named_shares(self) -> tuple[float, float]:
+        """The shares of the steps' time that lie in named parts of work, and in these and named waiting."""
         sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
-        whole = sum(sums.values())
-        return sum(own for name, own in sums.items() if not is_gap(name)) / whole if whole else 0.0
+        whole = sum(sums.values()) or 1.0
+        named = {name: own / whole for name, own in sums.items() if not is_gap(name)}
+        return sum(own for name, own in named.items() if kind_of(name, set()) != "waiting"), sum(named.values())
 
 
 _AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
@@ -242,6 +257,8 @@ class StepRecord:
     """It says from when to when a step lasts."""
     _since_window_ns: int = 0
     """The length of the steps since the last section window, in ns."""
+    _stood_since_window_ns: int = 0
+    """The time for which training stood still between them, in ns."""
 
     def iteration_ended(self, event: IterationEnded) -> StepInterval | None:
         """Read an iteration; return the step that it ends, if it is one of training that did not fail."""
@@ -249,6 +266,7 @@ class StepRecord:
         if interval is not None:
             self.tiles.end_step(event.step, interval.start_ns, interval.end_ns)
             self._since_window_ns += interval.step_ns
+            self._stood_since_window_ns += interval.interrupted_ns
         elif event.kind != "training":
             name = span_names.OF_ITERATION.get(event.kind, event.kind)
             self.tiles.add_part(event.at_ns - event.duration_ns, event.at_ns, name)
@@ -273,19 +291,59 @@ class StepRecord:
             if 0 <= mean_ns < _LONGEST_NS  # what is negative, infinite or NaN is no duration
         }
         outside_ns = self._since_window_ns - math.fsum(took.values())
-        self._since_window_ns = 0
         if outside_ns > 0:
             took[gap("", "")] = outside_ns
+        if self._stood_since_window_ns:
+            took[_STANDSTILL] = self._stood_since_window_ns
+        self._since_window_ns = self._stood_since_window_ns = 0
         if event.first_step >= 0:
             self.windows.add_window(event.window, event.first_step, steps, took)
 
 
 def chosen_tiles(records: Sequence[StepRecord]) -> list[StepTiles]:
     """Return each rank's steps by their parts: by spans or, where those say much more, by section windows."""
-    by_spans = max((one.tiles.named_share for one in records), default=0.0)
-    by_windows = max((one.windows.named_share for one in records if one.windows.places), default=0.0)
+    by_spans = [one.tiles.named_shares for one in records]
+    by_windows = [one.windows.named_shares for one in records if one.windows.places]
+    # A long wait in a span says nothing of the work, where sections do; waiting counts where nothing else is named.
+    compared = [
+        tuple(max((own[at] for own in named), default=0.0) for named in (by_spans, by_windows)) for at in (0, 1)
+    ]
+    spans, windows = next(filter(any, compared), compared[0])
     # Spans have times, so they are preferred: they say also in which order parts come, and between which time is lost.
-    return [one.tiles if by_windows <= 2 * by_spans else one.windows for one in records]
+    return [one.tiles if windows <= 2 * spans else one.windows for one in records]
+
+
+class RecordedProcess(Protocol):
+    """A process whose steps were recorded."""
+
+    source: Source
+    record: StepRecord
+
+
+ProcessT = TypeVar("ProcessT", bound=RecordedProcess)
+
+
+def most_blocks(processes: int, most: int) -> int:
+    """Return how many blocks of steps to keep of each of *processes*, if *most* of all together are affordable."""
+    return min(4_096, max(128, most // max(1, processes)))
+
+
+def tiles_of(processes: Iterable[ProcessT]) -> list[tuple[ProcessT, StepTiles]]:
+    """Return the processes that recorded steps, with these by their parts."""
+    known = list(processes)
+    return [
+        (one, tiles)
+        for one, tiles in zip(known, chosen_tiles([one.record for one in known]), strict=True)
+        if tiles.places
+    ]
+
+
+def by_attempt(processes: Iterable[ProcessT]) -> list[dict[int, tuple[ProcessT, StepTiles]]]:
+    """Return the ranks of each attempt that recorded steps, with these, in the order of *processes*."""
+    attempts: dict[tuple[str, int], dict[int, tuple[ProcessT, StepTiles]]] = {}
+    for one, tiles in tiles_of(processes):
+        attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = one, tiles
+    return list(attempts.values())
 
 
 def _joined(column: Sequence[float], groups: Sequence[Sequence[int]]) -> list[float]:
@@ -304,7 +362,7 @@ class LateRank:
 
     rank: int
     what: str
-    """Where it lost most: a part, or ``outside measured parts``."""
+    """The part in which it lost most, or ``outside measured parts``."""
     where: str
     """The same place in the step: the part, or what the stretch lies between."""
     own_ns: float
@@ -318,11 +376,14 @@ class LateRank:
     is_over: bool
     """Whether it was as fast as its peers again at the end."""
     lost_s: float
-    """What would be saved had its parts taken what its peers' took."""
+    """The time that would be saved if its parts took as long as its peers'."""
     excess_s: float
-    """What it spent in `what` beyond its peers: more than is lost where it made up for some of it elsewhere."""
+    """The time it spent in `what` beyond its peers: more than `lost_s` if it made up for some of it elsewhere."""
     chance: float | None
-    """The probability that noise alone makes a rank of this job look so late; None where scores of windows say it."""
+    """
+    The probability that noise alone makes a rank of this job look so late; None where scores of windows say it, or
+    where it is grossly late.
+    """
     by_part: bool = False
     """Whether it is `what` that noise does not explain, and not all of its time."""
     steps: int = 0
@@ -330,7 +391,7 @@ class LateRank:
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
-    """Where the others waited for it; empty where that is not known, or ranks do not wait for each other."""
+    """The part in which the others waited for it; empty if that is not known, or ranks do not wait for each other."""
     attempt: int = 0
     """The place of the attempt in which it began to be late."""
     node: str = ""
@@ -342,32 +403,37 @@ class WhatIf:
     """The result of comparing the ranks' steps."""
 
     late: tuple[LateRank, ...] = ()
-    """What cost most first."""
+    """The most costly first."""
     waits_in: tuple[str, ...] = ()
     """The tiles in which ranks wait for each other."""
     exchanged_ns: float = 0.0
-    """What even the last to arrive spent in them, in the median step: the exchange itself."""
+    """The time that even the last to arrive spent in them, in the median step: the exchange itself."""
     step_ns: float = 0.0
     """The usual step."""
     ranks: int = 0
     steps: int = 0
+    in_turn: Mapping[int, float] = attrs.field(factory=dict)
+    """The ranks that were late in turn, with the share of the steps in which each was; empty where one is late."""
+    in_turn_s: float = 0.0
+    """The cost of that."""
     why_not: str = ""
-    """Why nothing could be compared; empty if it was."""
+    """The reason why nothing could be compared; empty if it was."""
 
 
 @attrs.frozen(kw_only=True)
 class Pause:
-    """Steps of one rank, or of all, that are longer at regular intervals."""
+    """Steps of one rank, or of all, that are longer: at regular intervals, or by far."""
 
     rank: int | None
     """None if all ranks pause."""
-    every_steps: int
-    count: int
+    every_steps: int | None
+    """None if they come at no regular interval."""
+    steps: tuple[int, ...]
     length_ns: float
     """By how much such a step is longer."""
     where: str
+    """The tile that is longest then."""
     cost_s: float
-    first_step: int
 
 
 @attrs.define(eq=False)
@@ -411,6 +477,27 @@ class _Grid:
         self.has_ends = self.has_ends and later.has_ends
 
 
+def compare_all(processes: Iterable[RecordedProcess], waits: Collection[str]) -> WhatIf:
+    """
+    Return what comparing the ranks over all attempts came to, for every view; the figures are those of the last ones.
+
+    Args:
+        processes: The ranks of all attempts of a job, attempt by attempt.
+        waits: Names of parts in which ranks are known to wait for each other.
+    """
+    attempts = by_attempt(processes)
+    what_if = compare_ranks(
+        [{rank: tiles for rank, (_, tiles) in own.items()} for own in attempts],
+        waits,
+        hosts={one.source.host for own in attempts for one, _ in own.values()},
+    )
+    late = []
+    for one in what_if.late:
+        process, tiles = attempts[one.attempt][one.rank]
+        late.append(attrs.evolve(one, node=process.source.host, since_ns=tiles.time_of(one.since_step)))
+    return attrs.evolve(what_if, late=tuple(late))
+
+
 def compare_ranks(
     attempts: Sequence[Mapping[int, StepTiles]], waits: Collection[str] = (), *, hosts: Collection[str] = ("",)
 ) -> WhatIf:
@@ -442,12 +529,17 @@ def compare_ranks(
     if not whole:
         return WhatIf(why_not="the ranks have too few steps in common" if grids else why_not)
     results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
-    late = sorted((one for result in results for one in result.late), key=lambda one: (-one.lost_s, one.rank))
-    return attrs.evolve(results[-1], late=tuple(late))
+    # Lateness among other ranks than those of the last attempt is over.
+    late = [
+        attrs.evolve(one, is_over=one.is_over or grid is not grids[-1])
+        for grid, result in zip(whole, results, strict=True)
+        for one in result.late
+    ]
+    return attrs.evolve(results[-1], late=tuple(sorted(late, key=lambda one: (-one.lost_s, one.rank))))
 
 
 def late_words(one: LateRank) -> str:
-    """Return where a late rank is slow, by how much and since when, as views say it that have one line for it."""
+    """Return one line for views: where a late rank is slow, by how much and since when."""
     place = f"in {one.where}" if one.what == one.where != OUTSIDE else one.where
     return f"slow {place}: {words.duration(one.lateness_ns)} a step, since step {one.since_step}"
 
@@ -461,6 +553,7 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
     late = _find_late(grid, own, whole, parts=[name for name in names if name not in sync])
     if not sync and have_one_clock and grid.has_ends and not late:
         late = _find_behind(grid, names, whole)
+    turns, turns_ns = ({}, 0.0) if late else late_in_turn(own, grid.counts, usual_ns)
     # A part such as the backward pass contains work beside the exchange.
     pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == "waiting"]
     exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
@@ -469,6 +562,8 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
     return WhatIf(
         late=tuple(attrs.evolve(one, waited_in=waited_in) for one in late),
         waits_in=tuple(sync),
+        in_turn={grid.ranks[at]: share for at, share in turns.items()},
+        in_turn_s=turns_ns * sum(grid.counts) / 1e9,
         exchanged_ns=statistics.median(exchanged),
         step_ns=usual_ns,
         ranks=len(grid.ranks),
@@ -716,21 +811,26 @@ def _late(
     )
 
 
-# --- pauses at regular intervals ----------------------------------------------------------------------------------
+# --- pauses: at regular intervals, or long ------------------------------------------------------------------------
 
 LEAST_PAUSE_NS: Final = 5e6
 LEAST_PAUSE_SHARE: Final = 0.5
 """Of the usual step: by so much a pause makes a step longer."""
-_FEWEST_PAUSES: Final = 4
+LONG_PAUSE_NS: Final = 1e9
+LONG_PAUSE_STEPS: Final = 10
+"""Usual steps: by so much, and by `LONG_PAUSE_NS`, a pause makes a step longer that needs no regular interval."""
+_FEWEST_PAUSES: Final = 5
 _MOST_PAUSES: Final = 0.25
 """The share of steps that may be pauses; more of them are the usual step."""
 _REGULAR: Final = 0.75
+_MOST_CHANCE: Final = 1e-4
+"""The largest probability of the intervals for pauses that come at random."""
 _MOST_SEARCHED: Final = 64
 
 
 def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause | None:
     """
-    Return what makes steps longer at regular intervals, such as a garbage collection; None if nothing does.
+    Return what makes steps longer: at regular intervals, as a garbage collection does, or else by far; None if nothing.
 
     Args:
         tiles: By rank, its steps: of one attempt.
@@ -755,7 +855,7 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
     if len(many) == 1:
         return longest
     # Ranks that pause in turn are all waited for; those that pause together are waited for once.
-    together = len({pause.first_step for pause in many}) == 1
+    together = len({pause.steps[0] for pause in many}) == 1
     cost_s = longest.cost_s if together else math.fsum(pause.cost_s for pause in many)
     return attrs.evolve(longest, rank=None, cost_s=cost_s)
 
@@ -767,8 +867,29 @@ def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
         return None
     gaps = [after - before for before, after in itertools.pairwise(at)]
     usual = statistics.median(gaps)
-    regular = sum(abs(between - usual) <= max(1.0, 0.1 * usual) for between in gaps)
-    return at if usual >= 3 and regular >= _REGULAR * len(gaps) else None  # noqa: PLR2004
+    deviations = [abs(between - usual) for between in gaps]
+    regular = [deviation for deviation in deviations if deviation <= max(1.0, 0.1 * usual)]
+    if usual < 3 or len(regular) < _REGULAR * len(gaps):  # noqa: PLR2004
+        return None
+    chance = _chance_of_gaps(len(at) / len(lengths), usual, max(regular), len(regular), len(gaps))
+    return at if chance <= _MOST_CHANCE else None
+
+
+def _chance_of_gaps(share: float, usual: float, deviation: float, regular: int, count: int) -> float:
+    """
+    Return a bound on how probable it is that of *count* gaps *regular* or more lie within *deviation* of *usual*.
+
+    Each step pauses by chance, with the probability *share*: gaps are distributed geometrically, and the number of
+    those that fit binomially, without the one that gave *usual*. The bound on its tail is Chernoff's: exact if all fit.
+    """
+    fitting = range(math.ceil(usual - deviation), math.floor(usual + deviation) + 1)
+    fits = math.fsum(share * (1.0 - share) ** (gap_steps - 1) for gap_steps in fitting)
+    free = count - 1
+    part = (regular - 1) / free
+    if part <= fits:
+        return 1.0
+    others = (1.0 - part) * math.log((1.0 - part) / (1.0 - fits)) if part < 1.0 else 0.0
+    return math.exp(-free * (part * math.log(part / fits) + others))
 
 
 def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[float]]) -> Pause | None:
@@ -781,9 +902,12 @@ def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[floa
     # Noise lengthens steps between pauses, too: then only the longest ones come at regular intervals.
     halfway_ns = (middle + sorted(lengths)[-_FEWEST_PAUSES]) / 2
     at = next(filter(None, (_regular(lengths, bound) for bound in (least_ns, max(least_ns, halfway_ns)))), None)
+    every_steps = None if at is None else round(statistics.median(map(operator.sub, at[1:], at)))
     if at is None:
-        return None
-    usual = statistics.median(after - before for before, after in itertools.pairwise(at))
+        long_ns = middle + max(LONG_PAUSE_NS, LONG_PAUSE_STEPS * middle)
+        at = [place for place, length in enumerate(lengths) if length > long_ns]
+        if not at or len(at) > _MOST_PAUSES * len(lengths):
+            return None
     grew = {
         name: math.fsum(column[place + 1] for place in at) / len(at) - statistics.median(column)
         for name, column in took.items()
@@ -792,10 +916,9 @@ def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[floa
     cost_ns = math.fsum(lengths[place] - middle for place in at)
     return Pause(
         rank=rank,
-        every_steps=round(usual),
-        count=len(at),
+        every_steps=every_steps,
+        steps=tuple(steps[place] for place in at),
         length_ns=cost_ns / len(at),
-        where=tile_words(longest) if is_gap(longest) else f"in {longest}",
+        where=longest,
         cost_s=cost_ns / 1e9,
-        first_step=steps[at[0]],
     )

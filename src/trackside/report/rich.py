@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from trackside.core import text as words
-from trackside.report._plain_text import cells, report_lines, spark
+from trackside.report._plain_text import cells, chart, report_lines, spark
 from trackside.report._report import PRODUCTIVE, Report
 from trackside.report._report import shown as bucket
 from trackside.report._top import RankNow, TopView
 from trackside.report._whatif import OUTSIDE
 
 _WIDTH: Final = 100
-"""Where there is no terminal to say how wide it is."""
+"""The width where there is no terminal to say it."""
 
 
 def make_console(*, width: int | None = None, file: Any = None) -> Console:
@@ -38,11 +38,11 @@ def make_console(*, width: int | None = None, file: Any = None) -> Console:
 
 
 def _end() -> None:
-    raise BrokenPipeError  # a reader that has enough is no failure, as it is to rich
+    raise BrokenPipeError  # to rich this is a failure, though the reader only has enough
 
 
 def print_report(report: Report, console: Console | None = None, *, is_explained: bool = False) -> None:
-    """Print *report*: the verdict, then what it rests on."""
+    """Print *report*: the verdict, then its evidence."""
     console = console or make_console()
     for line in report_lines(report, console.width, is_explained=is_explained):
         console.print(Text.assemble(*line), soft_wrap=True)
@@ -54,12 +54,12 @@ def _text(text: str, style: str = "") -> Text:
 
 @contextmanager
 def live_top(console: Console | None = None) -> Iterator[Callable[[TopView, ScreenState], None]]:
-    """Take over the terminal; yield what draws a view in it."""
+    """Take over the terminal; yield a function that draws a view in it."""
     console = console or make_console()
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
-        def show(view: TopView, how: ScreenState) -> None:
-            live.update(_top(view, console.width, console.height, how), refresh=True)
+        def show(view: TopView, screen: ScreenState) -> None:
+            live.update(_top(view, console.width, console.height, screen), refresh=True)
 
         yield show
 
@@ -74,7 +74,7 @@ def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "t
     """Return *view* as a terminal of that size would show it, as an SVG."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(_top(view, width, height, ScreenState()))
-    # The fonts would be fetched from elsewhere.
+    # Without the fonts, which a browser would fetch from another site.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
@@ -85,7 +85,7 @@ _ORDERS: Final[dict[str, Callable[[RankNow], float]]] = {
     "age": lambda one: -(one.age_s or 0),
 }
 SORTS: Final = tuple(_ORDERS)
-"""What the ranks can be sorted by: the first by number, by the others those first that are worst."""
+"""The columns that ranks can be sorted by: the first by number, the others with the worst rank first."""
 
 
 @attrs.frozen
@@ -95,13 +95,13 @@ class ScreenState:
     sort: str = SORTS[0]
     is_paused: bool = False
     where: str = "–"
-    """The place that the view is read from, for while nothing came from there."""
+    """The place that the view is read from, shown until its first event comes."""
 
 
-def _top(view: TopView, width: int, height: int, how: ScreenState | None = None) -> RenderableType:
-    """Return the view, in at most *height* lines; with a line of keys if *how* it is shown can be changed."""
+def _top(view: TopView, width: int, height: int, screen: ScreenState | None = None) -> RenderableType:
+    """Return the view, in at most *height* lines; with a line of keys if *screen* is a state that they change."""
     if not view.session:
-        return _text(f"waiting for the first event of a rank in {(how or ScreenState()).where} …  q quit")
+        return _text(f"waiting for the first event of a rank in {(screen or ScreenState()).where} …  q quit")
     lines: list[RenderableType] = [
         _head(view, width),
         _step_line(view, width),
@@ -112,10 +112,10 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
     lost.append_text(_text(f"lost {view.lost:,}", "bold red" if view.lost else "green"))
     if view.suspended:
         lost.append_text(_text(f"   suspended: {', '.join(view.suspended)}", "bold red"))
-    if how is not None:
-        state = "PAUSED  " if how.is_paused else ""
-        lost.append_text(_text(f"   {state}q quit  p pause  s sort", "bold" if how.is_paused else "dim"))
-    sort = (how or ScreenState()).sort
+    if screen is not None:
+        state = "PAUSED  " if screen.is_paused else ""
+        lost.append_text(_text(f"   {state}q quit  p pause  s sort", "bold" if screen.is_paused else "dim"))
+    sort = (screen or ScreenState()).sort
     blocks: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
         (
             f"findings{_since(view, 'ScoreAggregator')}",
@@ -128,7 +128,7 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
                 )
             ],
         ),
-        (f"ranks by {sort}", *_ranks(view, sort, width)),
+        ("ranks" if sort == SORTS[0] else f"ranks by {sort}", *_ranks(view, sort, width)),
         (
             f"open spans{_since(view, 'OpenSpans')}",
             (),
@@ -149,11 +149,14 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
     parts = ("parts of a step", *_parts(view, sort, width))
     if len(lines) + 2 + sum(1 + bool(names) + len(rows) for _, names, rows in (*blocks, parts) if rows) <= height:
         blocks.insert(2, parts)
-    room = max(4, height - len(lines) - 2 - sum(1 + bool(names) for _, names, rows in blocks if rows))
+    blocks = [block for block in blocks if block[2]]
+    # The first blocks matter most: the last ones are left out if there is no line for each.
+    room = height - len(lines) - 2
+    while blocks and room < sum(2 + bool(names) for _, names, _ in blocks):
+        blocks.pop()
+    room -= sum(1 + bool(names) for _, names, _ in blocks)
     shares = _shared(room, [len(rows) for _, _, rows in blocks])
     for (name, names, rows), share in zip(blocks, shares, strict=True):
-        if not share:
-            continue
         more = f", {share} of {len(rows)}" if share < len(rows) else ""
         lines.append(_text(f"{name}{more}", "bold underline"))
         table = Table.grid(padding=(0, 2))
@@ -163,12 +166,9 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
             style = "dim" if row is names else "red" if {"died", "silent"} & set(row) else ""
             table.add_row(*(Text(words.printable(cell), style, overflow="ellipsis", no_wrap=True) for cell in row))
         lines.append(table)
-    # Where there is no room for all, what comes first matters most.
-    used = [*lines[: height - 2], lost] if height < _LEAST_HEIGHT else [*lines, lost]
-    return Group(*(_cut(line, width) for line in used))
-
-
-_LEAST_HEIGHT: Final = 12
+    used = sum(1 if isinstance(line, Text) else line.row_count for line in lines)
+    lines += _history(view, width, height - used - 1)
+    return Group(*(_cut(line, width) for line in [*lines[: height - 1], lost]))
 
 
 def _cut(line: RenderableType, width: int) -> RenderableType:
@@ -179,14 +179,18 @@ def _cut(line: RenderableType, width: int) -> RenderableType:
 
 
 def _head(view: TopView, width: int) -> Text:
-    state = "ended" if view.has_ended else f"{view.alive} of {words.plural(view.ranks, 'rank')} alive"
-    style = "green" if view.has_ended or view.alive >= view.ranks else "bold red"
+    error = next((one.error for one in view.rows if one.error), "")
+    state = f"{view.alive} of {words.plural(view.ranks, 'rank')} alive"
+    if view.has_ended:
+        state = f"ended by {error}" if error else "ended"
+    style = "green" if (view.has_ended and not error) or view.alive >= view.ranks else "bold red"
     head = _text(f"{view.session}  {view.application}".rstrip(), "bold")
-    # Of a run without a tag the name is a long number, and the state says more.
+    # The name of a run without a tag is a long number; its state says more.
     head.truncate(max(8, width - len(state) - 2), overflow="ellipsis")
     head.append_text(_text(f"  {state}", style))
-    if view.behind_s is not None and not view.has_ended:
-        age = f"  newest event {words.seconds(max(0.0, view.behind_s))} ago"
+    if view.behind_s is not None:
+        ago = f"{words.seconds(max(0.0, view.behind_s))} ago"
+        age = f"  {ago}" if view.has_ended else f"  newest event {ago}"
         if len(head) + len(age) <= width:
             head.append_text(_text(age, "dim"))
     return head
@@ -195,11 +199,12 @@ def _head(view: TopView, width: int) -> Text:
 def _step_line(view: TopView, width: int) -> Text:
     rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
     line = _text(f"step {view.step:,}  " if view.step >= 0 else "no step yet  ")
-    if view.is_stale:  # a rate of some time ago is not what happens now
+    if view.is_stale and not view.has_ended:  # a rate of some time ago is not what happens now
         ago = words.seconds(view.rate_age_s)
-        line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "dim" if view.has_ended else "bold red"))
+        line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "bold red"))
     else:
-        line.append_text(_text(f"{rate} steps/s  {words.duration(view.step_ns)} a step  "))
+        at_end = " at the end" if view.has_ended else ""
+        line.append_text(_text(f"{rate} steps/s{at_end}  {words.duration(view.step_ns)} a step  "))
         line.append(spark(view.lengths_ns, max(0, width - len(line) - 2)), style="green")
     return line
 
@@ -236,7 +241,7 @@ def _ranks(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tu
 
 
 def _parts(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return the names of the columns and the ranks, in the order of their table, with what their steps are made of."""
+    """Return the names of the columns and a row for each rank, in the order of their table: the parts of its steps."""
     names = [name for name in dict.fromkeys(name for one in view.rows for name in one.parts) if name != OUTSIDE]
     if not names:
         return (), []
@@ -260,13 +265,44 @@ def _fitting(
     return tuple(names[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
 
 
+def _history(view: TopView, width: int, height: int) -> Iterator[Text]:
+    """Yield the curves over the whole job and the latest events, as far as *height* lines have room."""
+    count = max(0, min(len(view.happened), _MOST_HAPPENED, height // 3 - 1))
+    height -= count + 1 if count else 0
+    curves = [
+        (name, curve, low, shows)
+        for name, curve, low, shows in (
+            ("step time", view.step_curve, 0.0, words.duration),
+            ("loss", view.loss_curve, None, words.amount),
+        )
+        if curve is not None and len(curve.values) > 1
+    ][: max(0, height // (1 + _LEAST_CHART))]
+    for name, curve, low, shows in curves:
+        yield _text(f"{name}, steps {curve.first_step:,} to {curve.last_step:,}", "bold underline")
+        drawn = chart(curve.values, width - _LABEL, min(_MOST_CHART, height // len(curves) - 1), low=low)
+        for place, line in enumerate(drawn.lines):
+            label = shows(drawn.high) if place == 0 else shows(drawn.low) if line is drawn.lines[-1] else ""
+            yield Text.assemble((f"{label[: _LABEL - 1]:>{_LABEL - 1}} ", "dim"), (line, "green"))
+    if count:
+        yield _text("recent events", "bold underline")
+    for one in view.happened[:count]:
+        yield _text(f"{words.clock(one.at_ns, has_ms=True)[11:19]}  rank {one.rank}  {one.text}")
+
+
+_LABEL: Final = 10
+"""The room for the values beside a curve."""
+_LEAST_CHART: Final = 3
+_MOST_CHART: Final = 12
+_MOST_HAPPENED: Final = 8
+
+
 def _since(view: TopView, model: str) -> str:
-    """Return what to add to what *model* says, if the job does not keep it and it began here."""
+    """Return a remark on the figures of *model*: if the job does not keep it, they begin here."""
     return " since attached" if model in view.partial else ""
 
 
 def _shared(room: int, wanted: Sequence[int]) -> list[int]:
-    """Return how many of *room* lines each gets: what one does not need is the others'."""
+    """Return how many of *room* lines each gets; lines that one does not need go to the others."""
     shares = [0] * len(wanted)
     while room > 0 and any(share < want for share, want in zip(shares, wanted, strict=True)):
         for place, want in enumerate(wanted):
@@ -277,7 +313,7 @@ def _shared(room: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _goodput(view: TopView, width: int) -> Iterator[Text]:
-    """Yield a bar of what the time went into, and what its pieces are."""
+    """Yield a bar of the buckets of time, and its legend."""
     since = _since(view, "GoodputAccumulator") or f" of {words.seconds(view.elapsed_s)}"
     line = _text(f"goodput {words.percent(view.goodput)}{since}  ")
     parts = [(PRODUCTIVE, view.goodput or 0.0), *view.badput]

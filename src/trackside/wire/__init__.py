@@ -40,14 +40,9 @@ __all__ = [
 ]
 
 _LATER = {
-    "Frame": "trackside.wire._decoder",
-    "FrameDecoder": "trackside.wire._decoder",
-    "Ranges": "trackside.wire._sequence",
-    "SequenceTracker": "trackside.wire._sequence",
-    "fields_of": "trackside.wire._json",
-    "to_json": "trackside.wire._json",
-    "value_to_json": "trackside.wire._json",
-    "wire_name_of": "trackside.wire._json",
+    "trackside.wire._decoder": "Frame FrameDecoder",
+    "trackside.wire._json": "fields_of to_json value_to_json wire_name_of",
+    "trackside.wire._sequence": "Ranges SequenceTracker",
 }
 
 __getattr__, __dir__ = load_later(__name__, _LATER)

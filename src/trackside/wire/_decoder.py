@@ -49,7 +49,7 @@ _PLAIN: Final = frozenset(SCALARS)
 _TEXT: Final = frozenset((str,))
 _NESTED: Final = (dict, list)
 _STAMPS: Final = ("_source", "_seq")
-"""What an event has besides its fields; the decoder writes it."""
+"""The slots of an event besides its fields; the decoder writes them."""
 _MAX_LEARNED: Final = 64
 _MAX_LEARNED_CELLS: Final = 4096
 """Of the combinations of types that one decoder remembers: a stream needs a few, a hostile one would have many."""
@@ -114,7 +114,7 @@ class RowDecoder:
         self._fill = self._fill_numbered = _fill_unknown
         self._is_judged_by_type = False
         self.layout: Any = None
-        """How the compiled decoder reads rows of this schema; None without one."""
+        """The form in which the compiled decoder reads rows of this schema; None without one."""
         if self._cls is not None:
             self._learn_class(self._cls)
         if native is not None:
@@ -429,7 +429,7 @@ _SOURCES_BYTES: Final = 256 << 20
 """Enough for all ranks of the largest jobs, their workers and attempts."""
 _SCHEMAS_BYTES: Final = 64 << 20
 _DECODER_BYTES: Final = 64 << 10
-"""What a decoder takes at most, its field names apart."""
+"""The most memory that a decoder takes, apart from its field names."""
 _LISTS: Final = frozenset((list,))
 _WHOLE: Final = frozenset((int,))
 
@@ -467,8 +467,10 @@ class FrameDecoder:
         self._decoders: Memo[tuple[str, int, tuple[str, ...]], RowDecoder] = Memo(_SCHEMAS_BYTES)
 
     def introduce(self, source: Source) -> None:
-        """Let events of this source's id carry *source*."""
-        self._sources.put(source.id, source, weigh(attrs.astuple(source)))
+        """Let events of this source's id carry *source*, or the object that they carry if it is equal."""
+        # A log repeats its header every few MiB, and two objects are compared for each event that is grouped by source.
+        if self._sources.get(source.id) != source:
+            self._sources.put(source.id, source, weigh(attrs.astuple(source)))
 
     def decode(self, data: bytes) -> Frame:
         """
@@ -507,7 +509,7 @@ class FrameDecoder:
         for schema in schemas:
             try:
                 number, name, version, names = schema
-                # What is remembered was checked; but 1.0 and True are equal to 1.
+                # A remembered schema was checked; but 1.0 and True are equal to 1.
                 key = (name, version, tuple(names))
                 decoder = self._decoders.get(key) if type(version) is int and type(names) is list else None
                 if decoder is None:
@@ -609,9 +611,11 @@ def _described_source(events: list[Event], source: Source) -> Source:
     place = next((place for place, event in enumerate(events) if type(event) is SourceStarted), None)
     if place is not None:
         started: SourceStarted = events[place]  # type: ignore[assignment]
-        source = attrs.evolve(Source.from_wire(started.identity), id=source.id)
-        for event in events[place:]:
-            event._source = source  # noqa: SLF001  the decoder's to write
+        described = attrs.evolve(Source.from_wire(started.identity), id=source.id)
+        if described != source:
+            source = described
+            for event in events[place:]:
+                event._source = source  # noqa: SLF001  the decoder's to write
     return source
 
 
@@ -631,7 +635,7 @@ class Memo(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """Return what was put as *key*, or None."""
+        """Return the value that was put as *key*, or None."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None

@@ -43,7 +43,7 @@ def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
     """
     Return *value* with everything in it copied that its owner could change.
 
-    What no event can record, such as an array of several elements or what is nested too deep, is returned as it is:
+    A value that no event can record, such as an array of several elements or one nested too deep, is returned as it is:
     it is refused when it is encoded.
     """
     kind = type(value)

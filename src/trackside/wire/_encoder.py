@@ -139,7 +139,7 @@ class RowEncoder:
                             if type(value) is dict:
                                 "".join(value)  # proves that all keys are texts
                                 if entries is _EXACT:
-                                    # What can be hashed holds no list or map, and the packer refuses what is foreign.
+                                    # Hashable values hold no list or map, and the packer refuses foreign types.
                                     hash((*value.values(),))
                                 elif not entries.issuperset(map(type, value.values())):
                                     break
@@ -269,7 +269,7 @@ def _arguments(hint: Any, container: type, count: int) -> tuple[Any, ...] | None
 
 
 def _first_of(found: Sequence[frozenset[type]]) -> frozenset[type] | None:
-    """Return what the first of several containers admits: the others are checked value by value."""
+    """Return the types that the first of several containers admits: the others are checked value by value."""
     return found[0] if found else None
 
 

@@ -1,4 +1,4 @@
-"""Events as others read them: by name, and as JSON."""
+"""The fields of events by name, and events as JSON."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def wire_name_of(event: Event) -> str:
 
 def to_json(event: Event) -> str:
     """
-    Return *event* as one line of JSON, holding what a file would hold.
+    Return *event* as one line of JSON, with the values that a file would hold.
 
     Its keys are ``source``, ``rank``, ``seq``, ``time_ns``, ``span_id``, ``step``, ``type`` and ``fields``. NaN and
     the infinities become texts, bytes base64; control characters and all beyond ASCII are escaped.
 
     Raises:
-        Exception: of whatever kind its values raise, as when it is encoded.
+        Exception: any that its values raise, as when it is encoded.
     """
     source = event.source
     line = {
@@ -53,7 +53,7 @@ def to_json(event: Event) -> str:
     except (TypeError, ValueError):
         pass  # perhaps it can be mended
     else:
-        # A pair of surrogates is how JSON writes an emoji, a single one is what no other reader accepts.
+        # JSON writes an emoji as a pair of surrogates; no other reader accepts a single one.
         if len(text) <= values.MAX_STRING_BYTES and "\\ud" not in text:
             return text
     line, _ = values.mended_map(line)
@@ -66,7 +66,7 @@ def value_to_json(value: Any) -> str:
     Return one *value* as JSON, written as `to_json` writes a field.
 
     Raises:
-        Exception: of whatever kind if it cannot be recorded, as when it is encoded.
+        Exception: any, if it cannot be recorded, as when it is encoded.
     """
     try:
         values.check_plain([value])
@@ -87,7 +87,7 @@ def _writer() -> Callable[[Any], str]:
 
 
 def _readable(value: Any) -> Any:
-    """Return a plain *value* with what JSON has no word for as text."""
+    """Return a plain *value* whose NaN, infinities and bytes are texts, since JSON has none of them."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, bytes):

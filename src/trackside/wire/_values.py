@@ -28,7 +28,7 @@ MAX_ROW_BYTES: Final = 1 << 18
 MAX_STRING_BYTES: Final = 1 << 16
 MAX_ARRAY_LENGTH: Final = 1 << 16
 MAX_DEPTH: Final = 32
-"""How deep the lists and maps of one field may be nested."""
+"""The depth to which the lists and maps of one field may be nested."""
 
 SMALL_ROW_BYTES: Final = MAX_MAP_LENGTH
 """A row up to this size can exceed no limit but depth: each element takes at least a byte."""
@@ -36,7 +36,7 @@ SMALL_ROW_BYTES: Final = MAX_MAP_LENGTH
 _MIN_INT: Final = -(1 << 63)
 _MAX_INT: Final = (1 << 64) - 1
 _AS_SECONDS: Final = 1
-"""What msgpack calls reading a timestamp as a float."""
+"""msgpack's option to read a timestamp as a float."""
 _EXACT: Final = frozenset(SCALARS)
 _EXACT_TEXT: Final = frozenset((str,))
 

@@ -15,7 +15,6 @@ from trackside.handlers.eventlog import EventLog
 from trackside.handlers.eventlog._appender import create_file
 from trackside.handlers.eventlog._format import Record
 from trackside.handlers.eventlog._scanner import Damage, Scanner
-from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,12 +70,6 @@ class Disk:
         """Stand in for `os.fsync`."""
         self.fsyncs += 1
         self._fsync(fd)
-
-
-@pytest.fixture
-def fake_clock() -> Iterator[FakeClock]:
-    with FakeClock(10**9).installed() as fake:
-        yield fake
 
 
 @pytest.fixture

@@ -14,20 +14,12 @@ import sys
 import threading
 import time
 
-from trackside.events import IterationEnded, Source
+from framing import iterations_of
+from trackside.events import Source
 from trackside.handlers.eventlog import EventLog
-from trackside.wire import RowEncoder, encode_frame
 
 CHILD_EVENTS = 100
 DEADLINE_S = 20.0
-
-
-def frame_of(source, first, count):
-    encoder = RowEncoder()
-    pairs = [encoder.encode(IterationEnded(duration_ns=first + n), n) for n in range(count)]
-    entries = {schema.entry for schema, _ in pairs}
-    rows = [row for _, row in pairs]
-    return encode_frame(source.id, first, first + count - 1, dropped={}, schemas=entries, rows=rows)
 
 
 @contextlib.contextmanager
@@ -88,7 +80,7 @@ def run_child(log, source, slow):
     slow.armed = False
     log.after_fork(source)
     for first in range(0, CHILD_EVENTS, 10):
-        log.accept(frame_of(source, first, 10), events=10)
+        log.accept(iterations_of(source, first, 10), events=10)
     return 0 if log.flush(5) and log.close(5) else 1
 
 
@@ -121,7 +113,7 @@ def main():
     log.open(source)
     children, first = {}, 0
     for n in range(rounds):
-        log.accept(frame_of(source, first, 7), events=7)
+        log.accept(iterations_of(source, first, 7), events=7)
         first += 7
         if n % 3 == 0:
             moment = held(log._buffer.lock)

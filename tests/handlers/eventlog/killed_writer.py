@@ -14,24 +14,11 @@ import signal
 import sys
 import time
 
-from trackside.events import IterationEnded, Source
+from framing import iterations_of
+from trackside.events import Source
 from trackside.handlers.eventlog import EventLog
-from trackside.wire import RowEncoder, encode_frame
 
 BATCHES = (1, 64, 4096)
-
-
-def frame_of(source, first, count):
-    encoder = RowEncoder()
-    pairs = [encoder.encode(IterationEnded(duration_ns=first + n), n) for n in range(count)]
-    return encode_frame(
-        source.id,
-        first,
-        first + count - 1,
-        dropped={},
-        schemas={schema.entry for schema, _ in pairs},
-        rows=[row for _, row in pairs],
-    )
 
 
 def write_for_ever(directory, batch, report, rng):
@@ -41,7 +28,7 @@ def write_for_ever(directory, batch, report, rng):
     first = 0
     while True:
         for _ in range(rng.randrange(1, 6)):
-            if log.accept(frame_of(source, first, batch), events=batch):
+            if log.accept(iterations_of(source, first, batch), events=batch):
                 first += batch
         if log.flush(10):
             os.write(report, first.to_bytes(8, "little"))

@@ -237,7 +237,7 @@ class TestFileLimit:
         assert [path.stat().st_size for path in logs.iterdir()] == [0]
 
     def test_raised(self, make, logs, file_limit):
-        """When the limit is raised writing goes on where it was."""
+        """After the limit was raised, writing goes on from the same place."""
         appender = make()
         with file_limit(100):
             appender.write(b"x" * 300)

@@ -52,7 +52,7 @@ class TestBuffer:
         buffer.settle([WaitingFrame(b"x" * 100, 1)])
         buffer.put(b"next", 1)
         reason = "the disk is slower than the stream"
-        assert buffer.batch(1000) == [Loss(5, 10, reason, 1_000_000_000), WaitingFrame(b"next", 1)]
+        assert buffer.batch(1000) == [Loss(5, 10, reason, 10**12), WaitingFrame(b"next", 1)]
 
     def test_refused_at_last(self, buffer):
         """The same holds if no frame came after it."""
@@ -66,7 +66,7 @@ class TestBuffer:
         for _ in range(5):
             buffer.put(b"refused", 4)
             buffer.batch(1000)
-        assert buffer.batch(1000)[1:] == [Loss(20, 35, "the disk is slower than the stream", 1_000_000_000)]
+        assert buffer.batch(1000)[1:] == [Loss(20, 35, "the disk is slower than the stream", 10**12)]
 
     def test_reason(self, buffer):
         """The reason for a refusal is the disk's trouble, if it has any."""

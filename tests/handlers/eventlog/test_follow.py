@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
 from trackside.events import IterationEnded, Source, UnreadableError
 from trackside.handlers.eventlog import EventLog, follow
 from trackside.rules import every
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 class Reader:
@@ -50,6 +55,18 @@ def say(log, source, framed, noted):
 
 
 class TestFollow:
+    def test_other_version(self, say, tmp_path, caplog):
+        """A log of another version is passed over with one warning, which names it and the version."""
+        shutil.copy(DATA / "eventlog-v1.tslog", tmp_path)
+        say("before")
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["before"]
+        say("after")
+        assert reader.next(1) == ["after"]
+
+        (warning,) = caplog.messages
+        assert warning.startswith(f"not read: {tmp_path / 'eventlog-v1.tslog'}: is an event log of version 1; ")
+
     def test_as_written(self, say, tmp_path):
         """Events in the file come first, then later ones as they are written."""
         say("before")
@@ -182,3 +199,27 @@ class TestSources:
         other.close()
         say("nor this")
         assert reader.remaining() == ["this"]
+
+
+class _InterruptedEvent(threading.Event):
+    """An event whose `wait` is interrupted by a signal while it has the lock that `set` takes."""
+
+    def wait(self, timeout=None):
+        with self._cond:
+            signal.raise_signal(signal.SIGALRM)
+        return super().wait(timeout)
+
+
+class TestStop:
+    @pytest.mark.hang_guard(30)
+    def test_set_by_a_signal_handler(self, say, tmp_path):
+        """A handler of the thread that follows may set *stop* at any moment."""
+        say("before")
+        stop = _InterruptedEvent()
+        before = signal.signal(signal.SIGALRM, lambda *_: stop.set())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            assert [event.text for event in follow(tmp_path, stop=stop)] == ["before"]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)

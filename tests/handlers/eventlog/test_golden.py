@@ -44,8 +44,13 @@ class TestVersion1:
         """Commands print the same in one line, and exit with 2."""
         export = ["export", "--jsonl", str(tmp_path / "events.jsonl")]
         trace = ["trace", "-o", str(tmp_path / "trace.json")]
-        for command in (["info"], ["tail"], ["report"], ["goodput"], ["scores"], ["runs"], trace, export):
-            assert main([*command, str(DATA / "eventlog-v1.tslog")]) == 2
+        log = str(DATA / "eventlog-v1.tslog")
+        commands = (
+            *(["info"], ["tail"], ["tail", "--follow"], ["report"], ["goodput"], ["scores"], ["runs"], trace, export),
+            *(["top"], ["top", "--once"], ["compare", log]),
+        )
+        for command in commands:
+            assert main([*command, log]) == 2
             error = capsys.readouterr().err
             assert "is an event log of version 1" in error
             assert error.count("\n") == 1

@@ -184,7 +184,7 @@ class TestPowerLoss:
         The remaining events are read, each once, in order, unchanged; the missing ones before the last are counted.
         """
         rng = random.Random(seed)
-        disk = Disk()
+        disk, read = Disk(), set()
         for operation in recorded(fsync_s=fsync_s, **kind):
             disk.apply(*operation)
             kept, _ = replayed(disk.after_power_loss(None))
@@ -193,13 +193,17 @@ class TestPowerLoss:
                 assert numbers == sorted(set(numbers))
                 assert set(kept) <= set(numbers)
                 assert missing == (numbers[-1] + 1 - len(numbers) if numbers else 0)
+                read.update(numbers)
+        assert len(read) > 3  # of twelve frames of three events more than the first was read
 
     @pytest.mark.parametrize("rotate_bytes", [1 << 20, 1500])
     def test_flushed_and_forced(self, recorded, replayed, rotate_bytes):
         """With fsync_s=0 all flushed events are there after any power loss, from the first event on."""
-        disk = Disk()
+        disk, counts = Disk(), []
         for what, path, data in recorded(fsync_s=0, rotate_bytes=rotate_bytes):
             disk.apply(what, path, data)
             if what == "flushed":
                 numbers, _ = replayed(disk.after_power_loss(None))
                 assert numbers == list(range(int(data)))
+                counts.append(len(numbers))
+        assert counts == list(range(3, 37, 3))

@@ -6,23 +6,25 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 
 import trackside.events
+from trackside.events import IterationEnded
 from trackside.handlers.eventlog import check_logs, replay
 
 HERE = Path(__file__).parent
 PACKAGE = Path(trackside.events.__file__).parents[2]
+SUPPORT = HERE.parents[1] / "support"
 
 
 def run_script(name, *arguments, timeout_s):
     """Run a script that lies beside this file; return its lines of JSON."""
     done = subprocess.run(
         [sys.executable, str(HERE / name), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, SUPPORT)))},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -75,3 +77,17 @@ class TestForked:
         assert found == expected
         assert (events.repeated, events.missing, events.damaged_bytes) == (0, 0, 0)
         assert all(file.is_finished for file in check_logs(tmp_path).files)
+
+
+class TestOneSource:
+    def test_two_processes(self, tmp_path):
+        """
+        Of two processes that are given one source, and of two children each that take one of their parent's, ten events
+        each: all sixty are read, and none is repeated.
+        """
+        for _ in range(2):
+            run_script("same_source.py", tmp_path, timeout_s=60)
+        events = replay(tmp_path, to=IterationEnded)
+        assert Counter(event.source.id for event in events) == Counter(dict.fromkeys(events.trackers, 10))
+        assert len(events.trackers) == 6
+        assert (events.repeated, events.missing) == (0, 0)

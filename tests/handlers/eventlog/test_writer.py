@@ -25,6 +25,7 @@ from trackside.handlers.eventlog._format import (
     decode_header,
     decode_loss,
 )
+from waiting import until
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -291,7 +292,7 @@ class TestFlush:
         """Without a flush a frame is written after flush_s."""
         log = opened(flush_s=0.02)
         log.accept(b"frame", events=1)
-        wait_for(lambda: log.stats()["records"] == 2)
+        until(lambda: log.stats()["records"] == 2)
         assert frames_in(log.paths[0]) == [b"frame"]
 
     def test_much_waits(self, opened, frames_in):
@@ -299,7 +300,7 @@ class TestFlush:
         log = opened(flush_s=1000.0)
         log.accept(b"frame", events=1)
         log.accept(bytes(MIB), events=1)
-        wait_for(lambda: log.stats()["waiting_bytes"] == 0)
+        until(lambda: log.stats()["waiting_bytes"] == 0)
         assert frames_in(log.paths[0]) == [b"frame", bytes(MIB)]
 
     def test_refusing_disk(self, opened, disk):
@@ -349,7 +350,7 @@ class TestClose:
         log = opened()
         log.accept(b"frame", events=1)
         log.close()
-        wait_for(lambda: threading.active_count() <= before[0])  # fewer, if one of an earlier test was still ending
+        until(lambda: threading.active_count() <= before[0])  # fewer, if one of an earlier test was still ending
         assert descriptors() <= before[1]
 
     def test_unwritten(self, opened, disk, caplog):
@@ -395,7 +396,7 @@ class TestStalledDisk:
         pipe.drain(log)
 
     def test_resumption(self, opened, pipe, frames_in, gaps_in):
-        """When the disk accepts again, all accepted frames are written, and a gap stands where others were refused."""
+        """Once the disk accepts again, all accepted frames are written, and a gap stands in place of the refused."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
         taken = [n for n in range(20) if log.accept(b"%02d" % n * 50_000, events=3)]
         assert taken == list(range(10))
@@ -476,7 +477,7 @@ class TestFullDisk:
         log = opened(create=disk.create, flush_s=0.05)
         disk.errors = [OSError(number, os.strerror(number))] * 2
         log.accept(b"frame", events=1)
-        wait_for(lambda: log.stats()["waiting_events"] == 0)
+        until(lambda: log.stats()["waiting_events"] == 0)
         log.close()
         assert frames_in(log.paths[0]) == [b"frame"]
         assert log.stats()["write_errors"] == 2
@@ -631,14 +632,6 @@ class TestStats:
 
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def wait_for(condition):
-    """Return when *condition* is true; fail if it takes too long."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def refuse_thread(_):

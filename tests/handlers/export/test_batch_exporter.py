@@ -140,7 +140,9 @@ class TestFailures:
         system.error = OSError("away")
         exporter.put("first")
         exporter.flush(5)
-        assert all(attempts.acquire(timeout=10) for _ in range(12))  # doubled each time, the pauses would be 20 s
+        assert all(
+            attempts.acquire(timeout=10) for _ in range(14)
+        )  # doubled each time, the last pauses would be 20 and 40 s
 
     def test_refused(self, exporter, system):
         """A batch that is refused for good is counted under its reason, and the next ones are delivered."""

@@ -6,26 +6,20 @@ import math
 
 import pytest
 
+from processes import of
 from trackside.events import (
     CounterWindow,
     GoodputUpdated,
     Heartbeat,
     IterationEnded,
-    SectionWindow,
     Source,
     SourceEnded,
-    StragglerReport,
     TrainingMetricsUpdated,
     TrainingWindowUpdated,
 )
 from trackside.handlers.export import CATALOGUE, CurveReader, Histogram, JobMetrics, MetricReader, flat_badput
 from trackside.handlers.export._metric_catalogue import ScoreSummary
-from trackside.handlers.models.scores import ScoreAggregator
-
-
-def of(source, event):
-    event._source = source
-    return event
+from windows import straggler_reports
 
 
 def window(total, total_sum, values=None, name="train.loss", kind="stat"):
@@ -39,28 +33,6 @@ def window(total, total_sum, values=None, name="train.loss", kind="stat"):
         total_count=total,
         total_sum=total_sum,
     )
-
-
-def reports(ranks, slow=()):
-    found = []
-    aggregator = ScoreAggregator(publish=found.append)
-    for rank in range(ranks):
-        lasted = [2e6 if rank in slow else 1e6 + rank]
-        columns = dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), lasted)
-        recorded = SectionWindow(
-            window=0,
-            first_step=0,
-            last_step=9,
-            start_ns=1,
-            at_ns=2,
-            names=["forward"],
-            counts=[10],
-            entries=[10],
-            std_ns=[0.0],
-            **columns,
-        )
-        aggregator(of(Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}"), recorded))
-    return [report for report in found if isinstance(report, StragglerReport)]
 
 
 def points(*events):
@@ -176,14 +148,15 @@ class TestScoreSummary:
     def test_stats(self):
         """The lowest, the 5th and the 50th percentile are scores of ranks; worked out by hand of 64."""
         summary = ScoreSummary()
-        assert [summary.add(report) for report in reports(64, slow={17})] == [False] * (len(reports(64)) - 1) + [True]
+        reports = straggler_reports(64, slow={17})
+        assert [summary.add(report) for report in reports] == [False] * (len(reports) - 1) + [True]
         stats = {stat: score for kind, section, stat, score in summary.statistics() if kind == "relative"}
         assert stats == {"min": 0.5, "p05": 1e6 / (1e6 + 61), "p50": 1e6 / (1e6 + 33)}
 
     def test_worst(self):
         """The worst ranks are named with their host, each once, the worst first."""
         summary = ScoreSummary()
-        for report in reports(64, slow={17}):
+        for report in straggler_reports(64, slow={17}):
             summary.add(report)
         worst = summary.worst(3)
         assert [(one.rank, one.host, one.section) for one in worst] == [
@@ -194,7 +167,7 @@ class TestScoreSummary:
 
     def test_in_parts(self):
         """A report of many ranks comes in parts, and counts when all are there."""
-        parts = reports(3_000, slow={2_999})
+        parts = straggler_reports(3_000, slow={2_999})
         assert len(parts) > 1
         summary = ScoreSummary()
         for part in reversed(parts):

@@ -88,7 +88,7 @@ class TestStreamCursor:
         assert place.repeated == 5
 
     def test_stream_begins_again(self, recorded):
-        """Where the numbers of messages begin again, what was read before is skipped and what is new is yielded."""
+        """After the numbers of messages began again, events that were read before are skipped and new ones yielded."""
         place = StreamCursor()
         list(read(place, recorded, (1, 2, 3)))
         assert steps(read(place, recorded, (1, 2))) == []

@@ -7,6 +7,7 @@ import pytest
 from trackside.bus import Bus
 from trackside.events import GoodputUpdated, IterationEnded, JobConfigured, ProfileSpanEnded, Source, TrainingConfigured
 from trackside.handlers.export import CurveReader, RefusedError, TrackerSink
+from trackside.testing import recorded
 
 
 class Tracker(TrackerSink):
@@ -107,8 +108,7 @@ class TestOrder:
         sink = Tracker()
         for rank in (0, 1, 0):
             (event,) = spans(rank)
-            event._source = Source(id=f"{rank:016x}", rank=rank)
-            sink(event)
+            sink(recorded(event, source=Source(id=f"{rank:016x}", rank=rank)))
         assert sink.close(10)
         assert [call for call in sink.calls if call[0] != "log"] == [
             ("begin", 0),
@@ -200,3 +200,16 @@ class TestPoints:
         """The points of an event: tag, value and step."""
         found = CurveReader().read(event)
         assert {point.tag: (point.value, point.step) for point in found} == points
+
+    def test_steps_that_no_tracker_holds(self):
+        """A step beyond 64 bits with a sign is drawn at the largest that they hold, and one below 0 at 0."""
+        reader, largest = CurveReader(), (1 << 63) - 1
+        deviations = {"step": [-2, 1 << 64], "deviation_s": [0.5, 0.25]}
+        update = GoodputUpdated(
+            session="s", elapsed_s=4.0, productive_s=1.0, goodput=0.25, last_step=-7, steps=deviations
+        )
+        assert {point.step for point in reader.read(IterationEnded(step=1 << 63, duration_ns=1, loss=2.0))} == {largest}
+        assert {point.step for point in reader.read(ProfileSpanEnded(name="later", duration_ns=1))} == {largest}
+        drawn = [(point.tag, point.step) for point in reader.read(update)]
+        assert drawn[0] == ("goodput/goodput", 0)
+        assert drawn[-2:] == [("step_deviation", 0), ("step_deviation", largest)]

@@ -4,6 +4,7 @@ import pytest
 
 from trackside.events import ClockCompared, DecodeError, Source
 from trackside.handlers.models import ClockOffsets
+from trackside.testing import recorded
 
 ROOT, FORWARDER = (Source.detect({}, id=name, role="collector") for name in ("root", "forwarder"))
 
@@ -11,8 +12,7 @@ ROOT, FORWARDER = (Source.detect({}, id=name, role="collector") for name in ("ro
 def compared(by, source_id, offset_ns, *, sure_ns=10, at_ns=1):
     """Return the event in which *by* records how far a source's clock is ahead of its own."""
     event = ClockCompared(source_id=source_id, offset_ns=offset_ns, uncertainty_ns=sure_ns, exchanges=16, at_ns=at_ns)
-    event._source = by
-    return event
+    return recorded(event, source=by)
 
 
 def offsets(*events):

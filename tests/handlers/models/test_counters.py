@@ -10,11 +10,12 @@ import pytest
 from trackside.core.sketch import Sketch
 from trackside.events import CounterWindow, DecodeError, Event, Source
 from trackside.handlers.models.counters import CounterBoard
+from trackside.testing import recorded
 
 pytestmark = pytest.mark.once
 
 
-def recorded(
+def window_of(
     source: Source, *, name="train.loss", count=2, total=(2, 3.0), values=None, end_ns=10, sketch=b""
 ) -> Event:
     window = CounterWindow(
@@ -28,8 +29,7 @@ def recorded(
         total_count=total[0],
         total_sum=total[1],
     )
-    window._source = source
-    return window
+    return recorded(window, source=source)
 
 
 LEFT = Source(id="a", rank=0)
@@ -40,7 +40,7 @@ class TestCounterBoard:
     def test_totals_add_up_over_ranks(self):
         """The total over two ranks is the sum of their latest cumulative values."""
         model = CounterBoard()
-        for window in (recorded(LEFT), recorded(LEFT, total=(5, 9.0), end_ns=20), recorded(RIGHT, total=(3, 4.5))):
+        for window in (window_of(LEFT), window_of(LEFT, total=(5, 9.0), end_ns=20), window_of(RIGHT, total=(3, 4.5))):
             model(window)
 
         totals = model.result().counters["train.loss"]
@@ -50,15 +50,15 @@ class TestCounterBoard:
     def test_lost_window(self):
         """A window that was lost does not change the total, since the next one carries it."""
         model = CounterBoard()
-        model(recorded(LEFT, count=1, total=(100, 250.0), end_ns=90))
+        model(window_of(LEFT, count=1, total=(100, 250.0), end_ns=90))
 
         assert model.result().counters["train.loss"].count == 100
 
     def test_late_window(self):
         """A window that comes after a later one does not reset the total."""
         model = CounterBoard()
-        model(recorded(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
-        model(recorded(LEFT, total=(2, 3.0), end_ns=10))
+        model(window_of(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
+        model(window_of(LEFT, total=(2, 3.0), end_ns=10))
 
         totals = model.result().counters["train.loss"]
 
@@ -67,16 +67,16 @@ class TestCounterBoard:
     def test_empty_window(self):
         """An empty window keeps the values of the one before it."""
         model = CounterBoard()
-        model(recorded(LEFT, end_ns=10, values={"mean": 1.5}))
-        model(recorded(LEFT, end_ns=20, count=0, values={"count": 0.0}))
+        model(window_of(LEFT, end_ns=10, values={"mean": 1.5}))
+        model(window_of(LEFT, end_ns=20, count=0, values={"count": 0.0}))
 
         assert model.result().counters["train.loss"].windows == [{"mean": 1.5}]
 
     def test_quantiles_of_merged_ranks(self):
         """Quantiles over two ranks are those of all values together, within 1 %."""
         model = CounterBoard()
-        model(recorded(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
-        model(recorded(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
+        model(window_of(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
+        model(window_of(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
 
         quantiles = model.result().counters["train.loss"].quantiles
 
@@ -86,8 +86,8 @@ class TestCounterBoard:
     def test_extremes(self):
         """Minimum and maximum are the extremes over all windows that have them."""
         model = CounterBoard()
-        model(recorded(LEFT, values={"min": -1.0, "max": 2.0}))
-        model(recorded(RIGHT, values={"min": 0.0, "max": 7.0}))
+        model(window_of(LEFT, values={"min": -1.0, "max": 2.0}))
+        model(window_of(RIGHT, values={"min": 0.0, "max": 7.0}))
 
         totals = model.result().counters["train.loss"]
 
@@ -96,18 +96,18 @@ class TestCounterBoard:
     def test_dump_and_load(self):
         """A model that loads another's state goes on as that one would."""
         model, other = CounterBoard(), CounterBoard()
-        model(recorded(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
+        model(window_of(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
         model.missed(Source.unknown(""), 3)
         other.load(model.dump())
         for each in (model, other):
-            each(recorded(RIGHT, sketch=Sketch([3.0]).to_wire()))
+            each(window_of(RIGHT, sketch=Sketch([3.0]).to_wire()))
 
         assert other.dump() == model.dump()
 
     def test_result_is_json(self):
         """The result serializes to JSON."""
         model = CounterBoard()
-        model(recorded(LEFT))
+        model(window_of(LEFT))
 
         assert json.loads(json.dumps(attrs.asdict(model.result())))["counters"]["train.loss"]["counts"] == [2]
 
@@ -122,7 +122,7 @@ class TestCounterBoard:
     def test_refused_state(self):
         """An invalid state is refused, and the model stays as it was."""
         model = CounterBoard()
-        model(recorded(LEFT))
+        model(window_of(LEFT))
         before = model.dump()
 
         for state in (
@@ -138,7 +138,7 @@ class TestCounterBoard:
     def test_broken_sketch(self):
         """A sketch that cannot be read loses the quantiles of its window, and no total."""
         model = CounterBoard()
-        model(recorded(LEFT, sketch=b"\xff"))
+        model(window_of(LEFT, sketch=b"\xff"))
 
         totals = model.result().counters["train.loss"]
         assert (totals.count, totals.quantiles) == (2, {})

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from framing import write_log
+from processes import numbered
 from trackside.events import Heartbeat, IterationEnded, RankFellSilent, Source, SourceEnded, SourceStarted
 from trackside.handlers import replay
 from trackside.handlers.models import GoodputAccumulator
@@ -79,6 +80,13 @@ class TestRule:
 
         assert (life.state, life.reason) == (DIED, "no end record, and its program ended with signal 9")
 
+    @pytest.mark.parametrize(("status", "error"), [(0, ""), (3, "Exit with status 3")])
+    def test_exited_after_its_end(self, status, error):
+        """A process that ended well as it said, and then exited with a status of failure, has not ended well."""
+        life = liveness(signs(end_reason="exit", exit_status=status), 100 * S)
+
+        assert (life.state, life.error, life.has_good_end) == (ENDED, error, not error)
+
     def test_no_event(self):
         """A process of which no event is known is silent."""
         assert liveness(LifeSigns(), 100 * S).state == SILENT
@@ -101,9 +109,7 @@ def stream(source, last_s, interval_s, reason=None):
     ]
     if reason is not None:
         events.append(SourceEnded(reason=reason, at_ns=last_s * S, step=-1))
-    for seq, event in enumerate(events):
-        event._source, event._seq = source, seq
-    return events
+    return numbered(events, source)
 
 
 @attrs.frozen

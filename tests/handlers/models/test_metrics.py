@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trackside
+from processes import Process
 from trackside.bus import Bus
 from trackside.events import (
     LIFECYCLE,
@@ -29,7 +30,6 @@ from trackside.events import (
     ProfileSpanEnded,
     Source,
     SpanEnded,
-    SpanStarted,
     TestingMetricsUpdated,
     TrainingConfigured,
     TrainingMetricsUpdated,
@@ -37,7 +37,7 @@ from trackside.events import (
     ValidationMetricsUpdated,
 )
 from trackside.handlers import Capture, EventLog, replay
-from trackside.handlers.models import TrainingMetrics
+from trackside.handlers.models import TrainingMetrics, training_metrics
 from trackside.handlers.zeromq._protocol import Snapshot, decode_snapshot, encode_snapshot
 from trackside.wire import RowEncoder
 
@@ -50,135 +50,86 @@ LOOP = 1
 APPLICATION = 900
 
 
+@pytest.fixture(autouse=True)
+def windows_by_count(monkeypatch):
+    """Let windows of any length be reported by the number of their iterations alone."""
+    monkeypatch.setattr(training_metrics, "_LONGEST_WINDOW_NS", math.inf)
+
+
 def snapshot_of(model):
     """Return the state of *model* as a viewer gets it."""
     return decode_snapshot(encode_snapshot(Snapshot([], {"metrics": model.dump()}, 0))).models["metrics"]
 
 
-class Job:
+class Job(Process):
     """A job whose events go to a model one by one; times are in seconds, and advance with the events."""
 
     def __init__(self, source=HERE, **config):
+        super().__init__(source, at_ns=1000 * S)
+        self.ids = itertools.count(2)
         self.updates = Capture()
         self.model = TrainingMetrics(publish=self.updates)
-        self.source = source
-        self.now_s = 1000
-        self.next_id = 1
-        self.reported = []
         config = {"perf_tag": ["test"], "global_batch_size": 4, "log_every_n_train_iterations": 2} | config
-        self.put(TrainingConfigured(at_ns=self.now_s * S, span_id=0, step=-1, **config))
+        self.add(TrainingConfigured, **config)
 
     def put(self, event):
         """Give *event* to the model, as the job's process."""
-        event._source = self.source
-        self.reported.append(event)
+        super().put(event)
         self.model(event)
         return self
-
-    def fresh(self):
-        """Return a span id that was not used."""
-        self.next_id += 1
-        return self.next_id
 
     def loop(self, start=0, **attributes):
         """Start a training loop."""
         known = {"train_iterations_start": start, "train_samples_start": 4 * start} | attributes
-        name = "training_loop"
-        event = SpanStarted(at_ns=self.now_s * S, step=-1, span_id=LOOP, parent_span_id=0, name=name, attributes=known)
-        return self.put(event)
+        self.start_span("training_loop", span_id=LOOP, attributes=known)
+        return self
 
     def loop_end(self, name="training_loop", ended=LOOP):
         """End a loop."""
-        parent = 0 if ended == LOOP else LOOP
-        ended = SpanEnded(at_ns=self.now_s * S, step=-1, span_id=ended, parent_span_id=parent, name=name, duration_ns=0)
-        return self.put(ended)
+        return self.spend(name, 0, kind=SpanEnded, span_id=ended, parent=0 if ended == LOOP else LOOP)
 
-    def train(self, *durations_s, step=-1, own_id=None, within=LOOP, **done):
+    def train(self, *durations_s, own_id=None, within=LOOP, **done):
         """End a training iteration of each duration."""
         for duration_s in durations_s:
-            self.now_s += duration_s
-            self.put(
-                IterationEnded(
-                    at_ns=int(self.now_s * S),
-                    parent_span_id=within,
-                    step=step,
-                    span_id=self.fresh() if own_id is None else own_id,
-                    duration_ns=int(duration_s * S),
-                    **done,
-                )
-            )
+            own = next(self.ids) if own_id is None else own_id
+            self._iterate(duration_s, span_id=own, parent_span_id=within, **done)
         return self
 
     def evaluate(self, *durations_s, kind="validation", **done):
         """Run a loop of validation or testing iterations."""
-        loop = self.fresh()
+        loop = next(self.ids)
         for duration_s in durations_s:
-            self.now_s += duration_s
-            event = IterationEnded(
-                at_ns=self.now_s * S, parent_span_id=loop, step=-1, kind=kind, duration_ns=duration_s * S, **done
-            )
-            self.put(event)
+            self._iterate(duration_s, parent_span_id=loop, kind=kind, **done)
         return self.loop_end(f"{kind}_loop", loop)
 
+    def _iterate(self, duration_s, **done):
+        self.at_ns += int(duration_s * S)
+        self.add(IterationEnded, duration_ns=int(duration_s * S), **done)
+
     def part(self, name, duration_s, *, parent, own_id=None):
-        """End a span within an iteration."""
-        span = ProfileSpanEnded(
-            at_ns=int(self.now_s * S),
-            step=-1,
-            span_id=self.fresh() if own_id is None else own_id,
-            parent_span_id=parent,
-            name=name,
-            duration_ns=int(duration_s * S),
-        )
-        return self.put(span)
+        """End a span within an iteration, which may have been while others were."""
+        span_id = next(self.ids) if own_id is None else own_id
+        known = {"name": name, "span_id": span_id, "parent_span_id": parent}
+        return self.add(ProfileSpanEnded, duration_ns=int(duration_s * S), **known)
 
     def save_start(self, step, strategy="sync"):
         """Begin to save a checkpoint; return its span."""
-        span_id = self.fresh()
-        self.put(
-            SpanStarted(
-                at_ns=self.now_s * S,
-                step=-1,
-                span_id=span_id,
-                parent_span_id=LOOP,
-                name=f"checkpoint_save_{strategy}",
-                attributes={"checkpoint_strategy": strategy, "current_iteration": step},
-            )
-        )
-        return span_id
+        attributes = {"checkpoint_strategy": strategy, "current_iteration": step}
+        return self.start_span(f"checkpoint_save_{strategy}", parent=LOOP, attributes=attributes)
 
     def save_end(self, span_id, duration_s=1, strategy="sync"):
         """End the span of a save."""
-        self.now_s += duration_s
-        return self.put(
-            SpanEnded(
-                at_ns=self.now_s * S,
-                step=-1,
-                span_id=span_id,
-                parent_span_id=LOOP,
-                name=f"checkpoint_save_{strategy}",
-                duration_ns=duration_s * S,
-            )
-        )
+        name = f"checkpoint_save_{strategy}"
+        return self.spend(name, duration_s * S, kind=SpanEnded, parent=LOOP, span_id=span_id)
 
     def saved(self, step, span_id=0, strategy="sync", **known):
         """Publish that a checkpoint is complete."""
-        event = CheckpointSaveSucceeded(
-            at_ns=self.now_s * S,
-            span_id=span_id,
-            step=-1,
-            global_step=step,
-            save_span_id=span_id,
-            strategy=strategy,
-            **known,
-        )
-        return self.put(event)
+        known |= {"global_step": step, "save_span_id": span_id, "strategy": strategy}
+        return self.add(CheckpointSaveSucceeded, span_id=span_id, **known)
 
     def not_saved(self, step, span_id=0):
         """Publish that a save failed."""
-        return self.put(
-            CheckpointSaveFailed(at_ns=self.now_s * S, span_id=span_id, step=-1, global_step=step, save_span_id=span_id)
-        )
+        return self.add(CheckpointSaveFailed, span_id=span_id, global_step=step, save_span_id=span_id)
 
     def training(self):
         """Return the updates of training metrics, each with that of its window."""
@@ -543,7 +494,7 @@ class TestEvaluation:
     def test_where(self):
         """An update belongs to the loop that ended."""
         job = Job().loop().evaluate(1)
-        assert job.updates.of(ValidationMetricsUpdated)[0].span_id == job.next_id
+        assert job.updates.of(ValidationMetricsUpdated)[0].span_id == 2
 
 
 class TestCheckpointMetricsUpdated:
@@ -631,7 +582,7 @@ class TestProductiveWorkSaved:
             job.train(1)
             saves.append((step, job.save_start(step, "async")))
         for step, span_id in (saves[1], saves[2], saves[0]):
-            job.now_s += 1
+            job.at_ns += S
             job.saved(step, span_id, "async")
         names = ("current_iteration", "productive_train_iterations", "productive_global_step")
         assert [fields(u, *names) for u in job.productive()] == [(2, 2, 2), (3, 3, 3), (1, 3, 3)]
@@ -641,7 +592,7 @@ class TestProductiveWorkSaved:
         job = Job().loop()
         for step, at_s in ((1, 1005), (2, 1003), (3, 1004)):
             span_id = job.save_start(step)
-            job.now_s = at_s
+            job.at_ns = at_s * S
             job.saved(step, span_id)
         names = [f"{which}_successful_save_checkpoint_timestamp_sec" for which in ("first", "latest")]
         assert fields(job.productive()[-1], *names) == (1003.0, 1005.0)
@@ -769,7 +720,7 @@ class TestTrainingMetrics:
     def test_any_interleaving(self, seed):
         """With several sources the result does not depend on the interleaving of their events."""
         rng = random.Random(seed)
-        streams = [some_job(Source(id=letter * 16, rank=rank), rng).reported for rank, letter in enumerate("abc")]
+        streams = [some_job(Source(id=letter * 16, rank=rank), rng).events for rank, letter in enumerate("abc")]
         one_by_one, shuffled = TrainingMetrics(), TrainingMetrics()
         for event in itertools.chain(*streams):
             one_by_one(event)
@@ -786,12 +737,12 @@ class TestTrainingMetrics:
         """A model that loads another one's state, over the wire, goes on as that one."""
         rng = random.Random(seed)
         job = some_job(HERE, rng)
-        index = rng.randrange(len(job.reported) + 1)
+        index = rng.randrange(len(job.events) + 1)
         first, second = TrainingMetrics(), TrainingMetrics(publish=(updates := Capture()))
-        for event in job.reported[:index]:
+        for event in job.events[:index]:
             first(event)
         second.load(msgpack.unpackb(msgpack.packb(first.dump())))
-        for event in job.reported[index:]:
+        for event in job.events[index:]:
             second(event)
 
         assert second.result() == job.model.result()
@@ -811,7 +762,7 @@ class TestTrainingMetrics:
         bus, live = Bus(source=HERE), TrainingMetrics()
         live = TrainingMetrics(publish=bus.publish)
         with bus.subscribe(live), bus.subscribe(EventLog(tmp_path)):
-            for event in some_job(HERE, random.Random(5)).reported + some_job(HERE, random.Random(6)).reported:
+            for event in some_job(HERE, random.Random(5)).events + some_job(HERE, random.Random(6)).events:
                 bus.log(event)
             assert bus.flush(10)
         bus.close()
@@ -864,7 +815,7 @@ class TestTrainingMetrics:
         """Processes are in the order of their ranks, then attempts."""
         model = TrainingMetrics()
         for letter, rank, attempt in (("a", 1, 0), ("b", 0, 1), ("c", 0, 0)):
-            for event in Job(Source(id=letter * 16, rank=rank, attempt=attempt)).loop().train(1).reported:
+            for event in Job(Source(id=letter * 16, rank=rank, attempt=attempt)).loop().train(1).events:
                 model(event)
         assert [(place.rank, place.attempt) for place in model.result().sources] == [(0, 0), (0, 1), (1, 0)]
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trackside.events
+from processes import numbered, of
 from trackside.bus import Bus
 from trackside.events import (
     ConfigError,
@@ -49,13 +50,6 @@ RANK0 = Source(id="aaaaaaaaaaaaaaaa", run_id="r", rank=0)
 RANK1 = Source(id="bbbbbbbbbbbbbbbb", run_id="r", rank=1)
 
 
-def of(source, *events):
-    """Let *events* be from *source*."""
-    for one in events:
-        one._source = source
-    return list(events)
-
-
 def started(number, parent, name, at_ns=0, **attributes):
     return SpanStarted(at_ns=at_ns, step=-1, span_id=number, parent_span_id=parent, name=name, attributes=attributes)
 
@@ -81,7 +75,7 @@ def iteration(number, parent, step, at_ns=0, duration_ns=1, **more):
 
 def built(*events, source=RANK0, **limits):
     """Return the tree that a builder makes of *events* of one source."""
-    (builder,) = feed(of(source, *events), SpanBuilder(**limits))
+    (builder,) = feed(numbered(events, source), SpanBuilder(**limits))
     (found,) = builder.result().sources
     return found
 
@@ -207,7 +201,7 @@ class TestTree:
         ]
         builder = SpanBuilder()
         for source in sources:
-            feed(of(source, started(1, 0, "x")), builder)
+            feed([of(source, started(1, 0, "x"))], builder)
         assert [found.source_id for found in builder.result().sources] == ["a", "b", "c", "d"]
 
 
@@ -398,14 +392,9 @@ class TestRoom:
 
         def run(first, count):
             for number in range(first, first + count):
-                feed(
-                    of(
-                        RANK0,
-                        ended(2 * number, 2 * number + 1, "model_forward", number, kind=ProfileSpanEnded),
-                        iteration(2 * number + 1, 0, number, number, samples=32, loss=0.5),
-                    ),
-                    builder,
-                )
+                part = ended(2 * number, 2 * number + 1, "model_forward", number, kind=ProfileSpanEnded)
+                whole = iteration(2 * number + 1, 0, number, number, samples=32, loss=0.5)
+                feed(numbered([part, whole], RANK0), builder)
 
         run(1, 2_000)
         tracemalloc.start()
@@ -420,7 +409,9 @@ class TestRoom:
     def test_waiting_events(self):
         """Events on spans that never end are forgotten, the oldest first."""
         builder = SpanBuilder()
-        feed(of(RANK0, *(SpanEventAdded(at_ns=1, span_id=number, name="x") for number in range(1, 10_000))), builder)
+        feed(
+            numbered((SpanEventAdded(at_ns=1, span_id=number, name="x") for number in range(1, 10_000)), RANK0), builder
+        )
         assert len(builder.dump()["sources"][0][1]["waiting"]) == 64
 
     @pytest.mark.parametrize("limits", [{"max_long": 0}, {"max_short": -1}])
@@ -446,7 +437,7 @@ class TestModel:
     def test_derived(self):
         """Derived events are not read."""
         builder = SpanBuilder()
-        feed(of(RANK0, Derived(at_ns=5)), builder)
+        feed([of(RANK0, Derived(at_ns=5))], builder)
         assert builder.result().sources == ()
 
     def test_json(self):
@@ -477,7 +468,7 @@ class TestModel:
     def test_odd_state(self, odd):
         """Data that is no state of it is refused, and changes nothing."""
         builder = SpanBuilder()
-        feed(of(RANK0, started(1, 0, "x")), builder)
+        feed([of(RANK0, started(1, 0, "x"))], builder)
         before = builder.result()
         with pytest.raises(DecodeError):
             builder.load(odd)
@@ -512,7 +503,7 @@ def history(rng, source, count):
             events.append(Heartbeat(at_ns=now, span_id=0, step=-1, sequence=0, open_spans=spans))
         elif events and rng.random() < 0.5:
             events.append(attrs.evolve(rng.choice(events)))
-    return of(source, *events)
+    return numbered(events, source)
 
 
 class TestSameEverywhere:

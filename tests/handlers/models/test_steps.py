@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
+from processes import Process
 from trackside.events import (
     IterationEnded,
     ProfileSpanEnded,
-    Source,
     SpanEnded,
     SpanStarted,
     span_names,
@@ -20,29 +18,16 @@ MS = 10**6
 LOOP = 1
 
 
-class Rank:
-    """The events of one rank, on a clock that advances with them."""
+class Rank(Process):
+    """The events of one rank."""
 
     def __init__(self, rank=0, **identity):
-        self.source = Source(id=f"rank-{rank}", run_id="run", rank=rank, **identity)
-        self.at_ns = 1000 * MS
-        self.ids = itertools.count(2)
-        self.events = [SpanStarted(at_ns=self.at_ns, span_id=LOOP, parent_span_id=0, step=-1, name="training_loop")]
+        super().__init__(at_ns=1000 * MS, rank=rank, **identity)
+        assert self.start_span("training_loop") == LOOP
 
     def span(self, name, ms, parent, kind=ProfileSpanEnded, **attributes):
         """Spend time in a span."""
-        self.at_ns += ms * MS
-        self.events.append(
-            kind(
-                at_ns=self.at_ns,
-                span_id=next(self.ids),
-                parent_span_id=parent,
-                step=-1,
-                name=name,
-                duration_ns=ms * MS,
-                attributes=attributes,
-            )
-        )
+        self.spend(name, ms * MS, kind=kind, parent=parent, attributes=attributes)
 
     def step(self, number, *, before=0, parts=(), rest=0, **fields):
         """Do an iteration: load data before it, then its parts, then the time outside all parts."""
@@ -52,16 +37,8 @@ class Rank:
         for name, ms in parts:
             self.span(name, ms, own)
         self.at_ns += rest * MS
-        self.events.append(
-            IterationEnded(
-                at_ns=self.at_ns,
-                span_id=own,
-                parent_span_id=LOOP,
-                step=number,
-                duration_ns=self.at_ns - start_ns,
-                **fields,
-            )
-        )
+        known = {"step": number, "span_id": own, "parent_span_id": LOOP, "duration_ns": self.at_ns - start_ns}
+        self.add(IterationEnded, **known, **fields)
 
     def idle(self, ms):
         """Spend time that is in no span."""

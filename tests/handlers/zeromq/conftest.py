@@ -21,6 +21,7 @@ import pytest
 import ports
 import scripts
 import trackside
+import waiting
 from trackside.handlers.zeromq import Collector, Forwarder
 from trackside.handlers.zeromq._keys import new_keys
 from trackside.wire import wire_name_of
@@ -187,16 +188,9 @@ def read_until() -> Callable[..., list[Event]]:
 
 
 @pytest.fixture
-def until() -> Callable[..., None]:
+def until() -> Callable[..., Any]:
     """Give a function that waits until a condition is true."""
-
-    def wait(is_true: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not is_true():
-            assert time.monotonic() < deadline, "it never became true"
-            time.sleep(0.01)
-
-    return wait
+    return waiting.until
 
 
 class Served:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
+import zmq
 
 import trackside
 from trackside.events import ConfigError, SourceEnded, UnknownEvent, UnreadableError
@@ -14,6 +18,7 @@ from trackside.handlers.models import SpanBuilder, TrainingMetrics
 from trackside.handlers.models.counters import CounterBoard
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
+from trackside.handlers.zeromq._protocol import Refused, encode
 from trackside.wire import fields_of, wire_name_of
 
 pytestmark = pytest.mark.once
@@ -221,10 +226,19 @@ class TestWhatIsAskedFor:
         with pytest.raises(ConfigError):
             trackside.attach(f"ipc://{socket_directory}/x", **wrong)
 
-    def test_stream_in_nats(self):
-        """The address of a stream in NATS is refused with the function that reads one."""
-        with pytest.raises(ConfigError, match=r"trackside\.follow\(\) reads a stream in NATS"):
-            trackside.attach("nats://127.0.0.1:4222/trackside")
+    def test_refused(self, socket_directory, attached):
+        """A job that refuses a viewer, as one of a release before does, is an error of the reading in its words."""
+        endpoint = f"ipc://{socket_directory}/x"
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as source:
+            source.bind(endpoint)
+            viewer = attached(endpoint)
+            viewer.read(0)
+            assert source.poll(60_000)
+            address, *_ = source.recv_multipart()
+            source.send_multipart([address, *encode(Refused(0, "version", "it speaks version 2; here it is 1"))])
+
+            with pytest.raises(UnreadableError, match=f"{endpoint}: version: it speaks version 2; here it is 1; "):
+                viewer.read(60)
 
     def test_models_over_several(self, socket_directory):
         """Models over several ranks need a process that has the events of all."""
@@ -332,7 +346,7 @@ class TestModels:
 
 class TestConnections:
     def test_restarted_job(self, jobs, attached, read_until, socket_directory):
-        """When a job is killed and another takes its place, the viewer goes on with that by itself."""
+        """After a job was killed and another took its place, the viewer goes on with that by itself."""
         first = jobs(models=False, publish=f"ipc://{socket_directory}/same")
         viewer = attached(first.endpoint)
         assert viewer.wait(60)
@@ -372,3 +386,32 @@ class TestConnections:
 
         assert viewer.status[0]["counts"]["dropped"] == 0
         assert "open_spans" in viewer.status[0]
+
+
+DROPPED = """
+import gc, os, sys, time, trackside
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+trackside.attach(sys.argv[1]).close()
+before = descriptors()
+for _ in range(3):
+    viewer = trackside.attach(sys.argv[1])
+    viewer.wait(60)
+    del viewer
+    gc.collect()
+deadline_s = time.monotonic() + 60
+while descriptors() > before and time.monotonic() < deadline_s:
+    time.sleep(0.01)
+print(descriptors() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted there")
+def test_never_closed(here):
+    """An attachment that nobody closes is collected like any object: the process goes on, without its descriptors."""
+    done = subprocess.run(
+        [sys.executable, "-c", DROPPED, here().endpoint], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "0\n"

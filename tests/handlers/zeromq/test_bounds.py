@@ -715,7 +715,7 @@ class TestLosses:
         assert collection.counts["excess"] == 24_000 - 1024
 
     def test_of_a_source_that_comes_later(self):
-        """When such a source does come its own numbers show the losses, and none is counted twice."""
+        """Once such a source does come, its own numbers show the losses, and none is counted twice."""
         collection = CollectedStreams(Source.detect({}), [], None, SourceRegistry(), monotonic_s=lambda: 0.0)
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         source = Source.detect({})

@@ -8,6 +8,7 @@ import select
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,9 @@ def sent(jobs):
 
 def log_until_it_comes(job, sub):
     """Have *job* log until *sub*, whose subscription is in transit, gets a frame."""
+    deadline_s = time.monotonic() + DEADLINE_MS / 1000
     while not sub.poll(100):
+        assert time.monotonic() < deadline_s, "no frame came"
         job.log(count=1)
 
 
@@ -210,6 +213,8 @@ class TestSafety:
         collector = collectors(keys=keys, broadcast="tcp://127.0.0.1:*")
         sub = subscribed(collector.broadcast_endpoint, keys=keys)
         log_until_it_comes(sent(collector, keys=str(keys)), sub)
+        topic, _ = sub.recv_multipart()
+        assert topic == b"test/0/"
 
     @pytest.mark.parametrize("role", ["rank", None])
     def test_refused(self, role, collectors, tmp_path):

@@ -186,7 +186,7 @@ class TestLimits:
         assert world.receiver.producers[b"a"].buckets.cut_messages > 0
 
     def test_what_was_cut_is_asked_for_again(self):
-        """When there is room again, the skipped entries are asked for."""
+        """Once there is room again, the skipped entries are asked for."""
         world = World(limits=PeerLimits(messages=1.0))
         world.begin(b"a", "one")
         for index in range(10):

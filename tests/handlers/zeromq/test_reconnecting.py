@@ -198,6 +198,13 @@ class TestStream:
         stream.acknowledge(80)
         assert (stream.delivered, stream.undelivered, stream.lost) == (40, 60, 40)
 
+    def test_passed_over_by_another(self, stream):
+        """Events that one viewer passed over are delivered, not lost, once another that goes on before it has them."""
+        stream.give_up(0, 40)
+        stream.resume(0)
+        stream.acknowledge(100)
+        assert (stream.delivered, stream.undelivered, stream.lost) == (100, 0, 0)
+
     def test_gone_from_the_ring(self):
         """Entries that the ring dropped before any acknowledgement are lost at once."""
         ring = Ring(RingBudget(most_bytes=1500), "ring")

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+import framing
 import trackside
 from trackside.events import EventsLost, Source, SourceStarted
 from trackside.handlers.zeromq._attachment import ViewerSession
@@ -73,7 +74,7 @@ from trackside.handlers.zeromq._server import (
 )
 from trackside.handlers.zeromq._session import Sent, Sessions
 from trackside.testing import FakeClock
-from trackside.wire import RowEncoder, SequenceTracker, encode_frame
+from trackside.wire import SequenceTracker
 
 TICK_S = 0.5
 """The time that passes when no message is in transit; a connection is checked twice a second."""
@@ -199,7 +200,7 @@ TABLE = {
     _FilteredStream: {"ring": lambda ring, _: ring.id, "wanted": APART, "decide": APART},
     ForwardedStreams: {
         "registry": same, "_rings": names, "_spoke": same, "own": same,
-        "_places": lambda places, _: tuple((key, place.next_seq) for key, place in places.items()),
+        "_positions": lambda places, _: tuple((key, place.next_seq) for key, place in places.items()),
         "_decoder": lambda decoder, _: frozenset(decoder._sources._entries), "_producers": names,
         "counts": lambda counts, _: (counts["malformed"], counts["excess"]), "_now": APART, "_trouble": APART,
         "_waiting": same,
@@ -262,8 +263,7 @@ def frame_of(rank, seq):
     """Return the frame of the one event of that number."""
     source = SOURCES[rank]
     event = Tick() if seq else SourceStarted(identity=source.to_wire(), span_id=0, step=-1)
-    schema, row = RowEncoder().encode(event, 0)
-    return encode_frame(source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row])
+    return framing.frame_of(source.id, [event], first_seq=seq)
 
 
 @functools.cache

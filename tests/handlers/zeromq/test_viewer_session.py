@@ -39,7 +39,7 @@ class TestReceive:
         assert len(connection.waiting) == 94
 
     def test_exceptions_of_signal_handlers(self):
-        """What a signal handler of the program raises while a message is dealt with comes out, and the next is read."""
+        """An exception of the program's signal handler comes out of the handling of a message; the next one is read."""
         with interrupting_once() as interrupt:
             session = ViewerSession(
                 FullConnection(), wanted=Filter(), models=(), deliver=lambda _: None, introduce=lambda _: None

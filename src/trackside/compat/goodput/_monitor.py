@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 10.0
 _UNKNOWN: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
-"""What only the goodput uploader reports."""
+"""The fields that only the goodput uploader reports, as others send them."""
 
 
 class _Uploader:
@@ -64,23 +64,23 @@ class UploadingMonitor:
     Args:
         job_name: The job.
         logger_name: As the recorder's.
-        tensorboard_dir: Where the scalars go, in ``goodput`` below it.
+        tensorboard_dir: The scalars are written to ``goodput`` below it.
         upload_interval: In seconds.
         monitoring_enabled: Whether this process monitors; if not, every method does nothing.
-        pathway_enabled: Taken, and not used.
+        pathway_enabled: Accepted, and not used.
         include_badput_breakdown: Whether badput is reported by bucket.
         include_step_deviation: Whether the deviation of steps can be reported.
-        configured_ideal_step_time: What a step should take, in seconds; found out unless given.
+        configured_ideal_step_time: The time that a step should take, in seconds; measured unless given.
         step_deviation_interval_seconds: The interval of that.
-        gcp_options: What goes to Google Cloud Monitoring, and as whose; what is not given is asked of the machine,
-            which takes a second where it is none of Google's.
+        gcp_options: The metrics to send to Google Cloud Monitoring, and their owner. Those that are not given are asked
+            of the machine, which takes a second if it is none of Google's.
         skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
-        gcs_sync_interval_seconds: Taken, and not used.
-        cache_dir: Taken, and not used.
-        max_logs_retention_period: Taken, and not used.
-        directory: Where the records are; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
-        cloud_logger: Has the records instead of files.
+        gcs_sync_interval_seconds: Accepted, and not used.
+        cache_dir: Accepted, and not used.
+        max_logs_retention_period: Accepted, and not used.
+        directory: The directory of the records; the one in ``TRACKSIDE_GOODPUT_DIR`` unless given.
+        cloud_logger: Stores the records, in place of files.
     """
 
     _make_calculator: type[GoodputCalculator] = GoodputCalculator
@@ -114,8 +114,8 @@ class UploadingMonitor:
         self._upload_s = upload_interval
         self._deviation_s = step_deviation_interval_seconds
         self._ideal_s = configured_ideal_step_time
-        self._tells_badput = include_badput_breakdown
-        self._tells_steps = include_step_deviation
+        self._reports_badput = include_badput_breakdown
+        self._reports_steps = include_step_deviation
         self._skips = skip_final_flush
         self._timeout_s = final_flush_timeout_seconds
         self._windows_s: tuple[float, ...] = ()
@@ -128,11 +128,11 @@ class UploadingMonitor:
             self._bus.subscribe(sink, to=GoodputUpdated)
 
     def _sinks(self, directory: str) -> Sequence[Handler]:  # noqa: ARG002  for those that write there
-        """Return what takes the updates beside trackside's bus."""
+        """Return the sinks of the updates, besides trackside's bus."""
         return ()
 
     def _cloud_sinks(self, job_name: str, options: GCPOptions) -> Sequence[Handler]:  # noqa: ARG002
-        """Return what takes them to Google Cloud Monitoring."""
+        """Return the sinks that send the updates to Google Cloud Monitoring."""
         return ()
 
     # --- starting and stopping ---------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class UploadingMonitor:
 
     def start_step_deviation_uploader(self) -> None:
         """Upload each step's deviation, once, on an interval."""
-        if self._is_on and self._tells_steps:
+        if self._is_on and self._reports_steps:
             self._start("step deviation uploader", self._deviation_s, self._upload_steps)
 
     def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
@@ -173,7 +173,7 @@ class UploadingMonitor:
         self.start_rolling_window_goodput_uploader([window_size_seconds])
 
     def stop_goodput_interval_uploader(self) -> None:
-        """Stop what `start_goodput_interval_uploader` started."""
+        """Stop the uploader that `start_goodput_interval_uploader` started."""
         self.stop_rolling_window_goodput_uploader()
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class UploadingMonitor:
 
     def _upload_goodput(self) -> None:
         update = self._calculator.update(ideal_s=self._ideal_s)
-        self._publish(update, {} if self._tells_badput else {"badput_s": {}, "informational_s": {}})
+        self._publish(update, {} if self._reports_badput else {"badput_s": {}, "informational_s": {}})
 
     def _upload_steps(self) -> None:
         update = self._calculator.update(ideal_s=self._ideal_s, since_ns=self._reported_ns)
@@ -214,7 +214,7 @@ class UploadingMonitor:
         self._publish(self._calculator.update(windows_s=self._windows_s), _UNKNOWN)
 
     def _publish(self, update: GoodputUpdated, changes: dict[str, Any]) -> None:
-        # Each bus gets one of its own to number.
+        # An event has one number, so each bus gets its own.
         for bus in (self._bus, default_bus):
             changed: GoodputUpdated = attrs.evolve(cast("Any", update), **changes)
             bus.log(changed)

@@ -98,7 +98,7 @@ class WrittenLog(ABC):
 
     @abstractmethod
     def _sink(self) -> Handler:
-        """Return what writes the records, at the first one."""
+        """Return the sink of the records; called at the first one."""
 
     def write_cloud_logging_entry(self, entry: Payload) -> None:
         """Append a record."""
@@ -184,7 +184,7 @@ class ForeignLog:
 
 
 def reader_of(client: Any) -> Any:
-    """Return what reads new records from *client*: itself, if it can."""
+    """Return a reader of new records from *client*: the client itself, if it can."""
     return client if hasattr(client, "read_new") else ForeignLog(client)
 
 

@@ -137,7 +137,7 @@ class CheckpointBadputCalculator:
     def calculate_save_operation_checkpoint_manager_blocking_time(
         self, operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> SaveCheckpointManagerVerticalStepStats:
-        """Return what saves of that type cost."""
+        """Return the times of saves of that type."""
         self.entries = self.read_entries()
         records = [one for one in self.entries if self.is_valid_save_stats(one, operation_type)]
         return SaveCheckpointManagerVerticalStepStats(**_figures(records, _SAVE))
@@ -145,7 +145,7 @@ class CheckpointBadputCalculator:
     def calculate_restore_operation_checkpoint_manager_blocking_time(
         self, operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> RestoreCheckpointManagerVerticalStepStats:
-        """Return what restores of that type cost."""
+        """Return the times of restores of that type."""
         self.entries = self.read_entries()
         records = [one for one in self.entries if self.is_valid_restore_stats(one, operation_type)]
         return RestoreCheckpointManagerVerticalStepStats(**_figures(records, _RESTORE))

@@ -106,7 +106,7 @@ class GCPOptions:
     """
     The metrics that a monitor sends to Google Cloud Monitoring, and their owner.
 
-    What is not given is asked of the machine, if it is one of Google's.
+    Values that are not given are asked of the machine, if it is one of Google's.
     """
 
     project_id: str | None = None

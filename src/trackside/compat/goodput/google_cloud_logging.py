@@ -8,18 +8,17 @@ import secrets
 from typing import Any, Final
 
 from trackside.compat.goodput._records import Payload, Recorded, WrittenLog
-from trackside.events import ConfigError, Handler, MissingExtraError, RunsOn
+from trackside.events import ConfigError, Handler, RunsOn
+from trackside.events._errors import needing_extra
 from trackside.handlers.export import BatchExporter, RefusedError
 
-try:
+with needing_extra("Google Cloud Logging", "google-cloud-logging"):
     import google.cloud.logging
     from google.api_core import exceptions
-except ImportError as error:
-    raise MissingExtraError("Google Cloud Logging", "google-cloud-logging", error) from error
 
 RETENTION: Final = datetime.timedelta(days=7)
 _OVERLAP: Final = datetime.timedelta(minutes=1)
-"""How long before the latest record another one may have arrived that the service did not show yet."""
+"""The time before the latest record in which another one may have arrived that the service did not show yet."""
 _PAGE: Final = 1_000
 _BATCH: Final = 500
 _FINAL_ERRORS: Final = (exceptions.InvalidArgument, exceptions.NotFound)

@@ -18,9 +18,9 @@ from trackside.handlers.tensorboard import TensorBoardSink
 _missing = ""
 try:
     from trackside.handlers import google_cloud_monitoring as cloud
-except MissingExtraError as error:
+except MissingExtraError as _error:
     cloud = None  # type: ignore[assignment]
-    _missing = str(error)
+    _missing = str(_error)
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class GoodputMonitor(UploadingMonitor):
             only.append("step_deviation")
         if not only:
             return []
-        # Where the first is not known, the machine is none of Google's, and need not be asked again.
+        # If the project is not known, the machine is none of Google's, and need not be asked again.
         project = options.project_id or get_gcp_project_id()
         location = project and (options.location or get_node_zone())
         if not project or not location:

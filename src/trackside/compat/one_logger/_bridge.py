@@ -67,7 +67,7 @@ READS: Final = (
     EventsDropped,
     TelemetryFoundLacking,
 )
-"""What an `ExportHandler` is to be subscribed to."""
+"""The types of events that an `ExportHandler` is subscribed to."""
 
 EVENTS: Final[dict[type[OurEvent], tuple[StrEnum, type[Attributes]]]] = {
     JobConfigured: (Name.ONE_LOGGER_INITIALIZATION, known.OneLoggerInitializationAttributes),
@@ -128,7 +128,7 @@ class ExportHandler:
         """By span id, events of spans that are published only when they end."""
         self._application: Span | None = None
         self._unattached: list[OurEvent] = []
-        """What belongs to the application and came before it."""
+        """The events of the application that came before its span."""
         self._is_throughput_wanted = True
         """Unless the training's configuration says otherwise."""
         self._latest_ns = 0

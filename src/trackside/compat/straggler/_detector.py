@@ -14,8 +14,7 @@ from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
 from trackside.compat.straggler.reporting import Report, ReportGenerator
 from trackside.events import Event
 from trackside.handlers.models.scores import KINDS
-from trackside.instruments import CallableId as OurCallableId
-from trackside.instruments import Section
+from trackside.instruments import NamedCallable, Section
 from trackside.instruments._wrapping import Layers
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.section_windows import Sections
@@ -83,6 +82,8 @@ class Detector:
     gather_on_rank0: bool
     profiling_interval: int
     report_time_interval: float
+    reporter: ReportGenerator
+    report_interval_tracker: ReportIntervalTracker
 
     _running: _Running | None = None
 
@@ -115,11 +116,11 @@ class Detector:
         cls.scores_to_compute = [f"{kind}_perf_scores" for kind in KINDS] if is_all else scores_to_compute
         cls.gather_on_rank0, cls.profiling_interval = gather_on_rank0, profiling_interval
         cls.report_time_interval = report_time_interval
+        cls.reporter = ReportGenerator(cls.scores_to_compute, gather_on_rank0, node_name=node_name)
         cls._running = _Running(
-            ReportGenerator(cls.scores_to_compute, gather_on_rank0, node_name=node_name),
-            profiling_interval=profiling_interval,
-            report_time_interval=report_time_interval,
+            cls.reporter, profiling_interval=profiling_interval, report_time_interval=report_time_interval
         )
+        cls.report_interval_tracker = cls._running.interval
         cls.initialized = True
 
     @classmethod
@@ -187,7 +188,7 @@ def largest_of(group: RankGroup | None) -> Callable[[float], float]:
 
 
 @attrs.frozen
-class CallableId(OurCallableId):
+class CallableId(NamedCallable):
     """A function of a module, a method of a class or of one object. Only the object and the name are used."""
 
     arg_filter_fn: Callable[..., Any] | None = None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
+
+from trackside.events import clock
+
+_NS_PER_S: Final = 10**9
 
 
 def _alone(value: float) -> float:
@@ -21,7 +24,7 @@ class ReportIntervalTracker:
     INTERVAL_ESTIMATION_ITERS: ClassVar[int] = 16
 
     time_interval: float = 60.0
-    """How often a report is wanted, in seconds."""
+    """The time between two reports, in seconds."""
     current_iter: int = 0
     """Iterations so far."""
     iter_interval: int | None = None
@@ -33,15 +36,13 @@ class ReportIntervalTracker:
     """Reports more often than that would be empty."""
     largest: Callable[[float], float] = attrs.field(default=_alone, kw_only=True)
     """Returns the largest value of all ranks; a collective where there are several."""
-    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
-    """Reads the time, in seconds."""
 
     def iter_increase(self) -> None:
         """Count an iteration; at the seventeenth, agree on the interval."""
         self.current_iter += 1
         if self.iter_interval is not None:
             return
-        now_s = self.clock()
+        now_s = clock.monotonic_ns() / _NS_PER_S
         if self.prev_iter_start_time is not None:
             self.step_times.append(now_s - self.prev_iter_start_time)
         self.prev_iter_start_time = now_s

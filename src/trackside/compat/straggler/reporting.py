@@ -71,7 +71,7 @@ class Report:
         gpu_indiv_threshold: float = 0.75,
         section_indiv_threshold: float = 0.75,
     ) -> dict[str, Any]:
-        """Return who has a score strictly below a threshold: two sets, and two tables of sets by section."""
+        """Return the ranks with a score strictly below a threshold: two sets, and two tables of sets by section."""
         return {
             "straggler_gpus_relative": self._below(self.gpu_relative_perf_scores, gpu_rel_threshold),
             "straggler_gpus_individual": self._below(self.gpu_individual_perf_scores, gpu_indiv_threshold),

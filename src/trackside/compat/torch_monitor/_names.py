@@ -18,10 +18,10 @@ from trackside.compat.torch_monitor._tap import STAT_EVENT, TorchMonitorEvent, n
 from trackside.events import CounterWindow
 
 EventHandlerHandle: TypeAlias = Subscription
-"""What `register_event_handler` returns."""
+"""The result of `register_event_handler`."""
 
 _NO_LIMIT: Final = (1 << 63) - 1
-_MS_PER_S: Final = 1000
+_NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 10**9
 _VALUES: Final = (str, int, float)
 
@@ -63,7 +63,7 @@ def log_event(event: Event) -> None:
     """
     Publish *event*: as a `TorchMonitorEvent`, or if it is a stat's, as windows of a counter.
 
-    What a handler raises does not come back, as it does from torch.monitor: it is counted and reported.
+    A handler's exception is counted and reported; from torch.monitor it reaches the caller.
     """
     for published in published_as(event):
         default_bus.log(published)
@@ -148,7 +148,7 @@ class Stat:
             return self._before.of(self._aggregations)
 
     def _now(self) -> int:
-        return int(time.monotonic() * _MS_PER_S) // self._window_ms
+        return events.clock.monotonic_ns() // _NS_PER_MS // self._window_ms
 
     def _end_window(self) -> CounterWindow | None:
         """End the window if its time is over or it has all its values, and return its event."""

@@ -16,7 +16,7 @@ from trackside.events import ITERATION, CounterWindow, Event, RunsOn, event, own
 from trackside.instruments import torch as pytorch
 
 STAT_EVENT: Final = "torch.monitor.Stat"
-"""What torch.monitor calls the events of its stats."""
+"""torch.monitor's name for the events of its stats."""
 _POLL_INTERVAL_S: Final = 0.05
 _INT64: Final = 1 << 63
 

@@ -196,7 +196,7 @@ class Appender:
         return DONE
 
     def check(self) -> Vanished | None:
-        """Return what was lost if the open file was removed or emptied behind our back; then it is let go."""
+        """Return the loss if the open file was removed or emptied by others, and close it then."""
         if self._fd == _NO_FILE:
             return None
         try:

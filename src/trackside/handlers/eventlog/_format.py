@@ -55,7 +55,7 @@ class Kind(enum.IntEnum):
     FRAME = 2
     """A frame of events, as `trackside.events` made it."""
     GAP = 3
-    """How much was lost before this place, and why."""
+    """The amount that was lost before this place, and the reason."""
     END = 4
     """The writer finished this file; nothing follows."""
 
@@ -120,7 +120,7 @@ class Loss:
     size_bytes: int
     reason: str
     since_ns: int
-    """When the first of them was given up, in ns since the epoch."""
+    """The time when the first of them was given up, in ns since the epoch."""
 
 
 @attrs.frozen

@@ -40,7 +40,7 @@ MOST_ENDS: Final = 1024
 """The number of last steps of a process from which its steps per second are computed."""
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
-"""How many bytes at a log's end are read: more only if fewer do not hold the last event and the last step."""
+"""The numbers of bytes read at a log's end: more only if fewer do not hold the last event and the last step."""
 _MOST_TAILS: Final = 8
 """Of a process's files the last ones: its own and a collector's copy, whose parts alternate."""
 

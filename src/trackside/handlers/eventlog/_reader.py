@@ -32,7 +32,7 @@ from trackside.handlers.eventlog._scanner import BLOCK_BYTES, TORN, Damage, Foun
 from trackside.wire import Frame, FrameDecoder
 
 Item: TypeAlias = Frame | Header | Loss | Ending | Damage
-"""What a file holds."""
+"""An item of a file."""
 
 
 class LogReader:
@@ -67,7 +67,7 @@ class LogReader:
         return self._decoded(self._scanner.scan())
 
     def finish(self) -> Iterator[Item]:
-        """Yield what `read` left in the hope of more, now that there will be none."""
+        """Yield the rest that `read` left for later, now that no more will be written."""
         return self._decoded(self._scanner.finish())
 
     def has_more(self) -> bool:

@@ -12,6 +12,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from trackside.core import LOGGER, wait_until_set
 from trackside.events import Event, Source, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.eventlog._reader import (
@@ -79,7 +80,7 @@ class Replay(Iterator[Event]):
         self.damaged_bytes: int = 0
         """Bytes passed over: torn, damaged, read before or of another version."""
         self.problems: list[UnreadableError] = []
-        """Why whole files were not read."""
+        """The reasons why whole files were not read."""
         self._selection = EventSelection(to, keep)
         self._sources = sources
         self._decoder = FrameDecoder()
@@ -172,7 +173,8 @@ def follow(
     Iterate over events that are recorded and being recorded, until *stop* is set.
 
     The recorded events come as from `replay`. Later events come as they are written; those found in one look are merged
-    by time. A half-written record is waited for. New parts and new files are picked up.
+    by time. A half-written record is waited for. New parts and new files are picked up. A file that cannot be read is
+    passed over with a warning of the logger ``trackside``.
 
     Args:
         paths: Log files, or directories with such at any depth, now or later.
@@ -180,7 +182,8 @@ def follow(
         keep: The rule that says which of their events to yield, as for `replay`.
         sources: Returns whether to yield the events of a source; the files of the other sources are not read.
         poll_interval_s: The time between two looks at the files, in seconds.
-        stop: Ends the iteration once it is set and all events written by then have been read.
+        stop: Ends the iteration once it is set and all events written by then have been read. A signal handler may set
+            it.
         wait: Wait for paths that do not exist yet.
 
     Raises:
@@ -200,7 +203,7 @@ def _follow(logs: _GrowingLogs, poll_interval_s: float, stop: threading.Event) -
         yield from logs.read_new()
         if is_last:
             return
-        stop.wait(poll_interval_s)
+        wait_until_set(stop, poll_interval_s)
 
 
 class _GrowingLogs:
@@ -249,7 +252,10 @@ class _GrowingLogs:
                 return None
             self._unidentified[path] = size
             file = identify(path, self._decoder)
-        except (OSError, UnreadableError):
+        except OSError:  # it was removed
+            return None
+        except UnreadableError as problem:
+            LOGGER.warning("not read: %s", problem)
             return None
         return None if file.source is None else file
 

@@ -311,7 +311,7 @@ class Scanner:
         return None if version == VERSION else Damage(offset, length, unknown_version(version))
 
     def _search(self, offset: int) -> int | None:
-        """Return where the first whole record at or after *offset* begins; None if the file has none."""
+        """Return the offset of the first whole record at or after *offset*; None if the file has none."""
         window = self._window
         while window.hold(offset, HEADER_BYTES):
             found = window.block.find(MAGIC, offset - window.start)

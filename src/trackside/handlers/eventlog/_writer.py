@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from trackside.core import RateLimitedLog, Worker, complain
 from trackside.events import ConfigError, Source, clock
+from trackside.events._settings import suggests_settings
 from trackside.handlers.eventlog._appender import DONE, Appender, Vanished, WriteOutcome
 from trackside.handlers.eventlog._format import (
     MAX_PAYLOAD_BYTES,
@@ -131,7 +132,7 @@ class WriteBuffer:
         self.waiting_events = 0
         self.refused_events = 0
         self.trouble = ""
-        """Why nothing is being written; empty if it is."""
+        """The reason why nothing is being written; empty if it is."""
         self._most_bytes = most_bytes
         self._now_ns = now_ns
         self._entries: deque[Entry] = deque()
@@ -231,6 +232,7 @@ def log_name(source: Source, part: int) -> str:
     return f"{run}/rank-{source.rank:05d}.attempt-{source.attempt}.{process}.{part:04d}{SUFFIX}"
 
 
+@suggests_settings()
 class EventLog:
     """
     Writes every frame to ``<directory>/<run>/rank-00000.attempt-0.<process>.0000.tslog``.
@@ -239,7 +241,7 @@ class EventLog:
     Frames that the disk refuses wait in the buffer and are tried again. Frames that do not fit into the buffer are
     refused and counted, and the file records the loss at their place. After `flush` returned True, all frames accepted
     before survive the death of the process. Without it a kill loses what was logged in the last *flush_s*, and in the
-    0.2 s that a frame may take to get here.
+    0.4 s that a frame may take to get here.
 
     Args:
         directory: Made for this user alone when the first frame is written, if it does not exist.
@@ -260,7 +262,7 @@ class EventLog:
         fsync_s: float | None = 5.0,
         rotate_bytes: int = 256 << 20,
         buffer_bytes: int = 32 << 20,
-        flush_s: float = 0.5,
+        flush_s: float = 0.4,
     ) -> None:
         self.directory: Path = Path(directory).absolute()
         _check_directory(self.directory)

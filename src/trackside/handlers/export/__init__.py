@@ -1,6 +1,6 @@
 """The parts that sinks share: the batch exporter, the metric catalogue, the span assembler and the curves."""
 
-from trackside.handlers.export._batch_exporter import CLOSED, QUEUE_FULL, BatchExporter, RefusedError
+from trackside.handlers.export._batch_exporter import CLOSED, QUEUE_FULL, BatchExporter, Exporting, RefusedError
 from trackside.handlers.export._job_metrics import BUCKETS_S, Family, Histogram, JobMetrics, Series
 from trackside.handlers.export._metric_catalogue import (
     CATALOGUE,
@@ -25,6 +25,7 @@ __all__ = [
     "CompletedSpan",
     "CurvePoint",
     "CurveReader",
+    "Exporting",
     "Family",
     "Histogram",
     "JobMetrics",

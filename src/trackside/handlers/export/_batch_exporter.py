@@ -92,7 +92,7 @@ class BatchExporter(Generic[T]):
         self._losses: Counter[str] = Counter()
         self._log = RateLimitedLog()
         self.last_error: str = ""
-        """Why the latest delivery failed; empty if it succeeded."""
+        """The reason why the latest delivery failed; empty if it succeeded."""
 
     @property
     def lost(self) -> int:
@@ -217,3 +217,18 @@ class BatchExporter(Generic[T]):
         error = self.last_error or CLOSED
         message = "%s: %s; %d event(s) wait, %d are lost so far; training goes on"
         report(message, self.name, error, self.waiting_events, self.lost)
+
+
+class Exporting:
+    """A base of sinks that deliver what they accept through one `BatchExporter`."""
+
+    _exporter: BatchExporter[Any]
+
+    @property
+    def lost(self) -> int:
+        """Events that were accepted and will not be delivered."""
+        return self._exporter.lost
+
+    def losses(self) -> dict[str, int]:
+        """Return the number of lost events by reason."""
+        return self._exporter.losses()

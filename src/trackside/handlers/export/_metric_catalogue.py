@@ -38,7 +38,9 @@ LOSS_REASONS: Final = ("failed", "invalid", "suspended", "dropped")
 
 NS_PER_S: Final = 10**9
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.\-/]")
-"""What OpenTelemetry and trackers do not accept in a name."""
+"""Characters that OpenTelemetry and trackers do not accept in a name."""
+_UNIT: Final = re.compile(r"[ -~]{0,63}")
+"""The units that OpenTelemetry accepts."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -65,7 +67,7 @@ class Metric:
     entries: tuple[str, ...] = ()
     """The keys to export; all if empty."""
     divisor: int = 1
-    """How many of the field's unit make one *unit*."""
+    """The number of the field's units that make one *unit*."""
     curve_scale: float = 1
     """The factor applied on the curve: 100 for values that ml-goodput draws in percent."""
     curve_relative_to: str = ""
@@ -75,7 +77,7 @@ class Metric:
     even_if_failed: bool = False
     """Whether a failed iteration has this metric."""
     merge: Literal["latest", "lowest_rank", "max"] = "latest"
-    """Which process's value of a gauge represents a job of several processes."""
+    """The choice of the process whose value of a gauge represents a job of several processes."""
     per_rank: bool = False
     """Whether there is a series for each rank, which Prometheus exports on request only."""
 
@@ -434,7 +436,7 @@ def _of_window(window: CounterWindow) -> Iterator[MetricPoint]:
 def _instrument_metrics(kind: str, name: str, unit: str) -> _InstrumentMetrics:
     fitting = NOT_IN_NAMES.sub("_", name)
     fitting = fitting if fitting[:1].isalpha() else f"counter.{fitting}"
-    unit = unit if unit.isascii() else ""
+    unit = unit if _UNIT.fullmatch(unit) else ""
     curve = f"{kind}/{name}".replace("{", "{{").replace("}", "}}")
     metric = functools.partial(Metric, event=CounterWindow, unit=unit)
     statistic = functools.partial(metric, field="values", entry="aggregation", curve=f"{curve}/{{aggregation}}")

@@ -90,58 +90,51 @@ class SpanAssembler:
 
     def _ended(self, event: SpanEnded) -> CompletedSpan:
         was_open = self._open.pop(event.span_id, None) is not None
-        span_events = list(self._span_events.pop(event.span_id, ()))
-        return CompletedSpan(
-            id=event.span_id,
-            parent_id=event.parent_span_id,
-            name=event.name,
-            start_ns=event.at_ns - max(0, event.duration_ns),
-            end_ns=event.at_ns,
-            step=event.step,
-            attributes=dict(event.attributes),
-            span_events=span_events,
-            error=event.error,
-            failed=event.error is not None,
-            event_count=1 + was_open + len(span_events),
+        return self._completed(
+            event, name=event.name, attributes=dict(event.attributes), error=event.error, was_open=was_open
         )
 
     def _iteration(self, event: IterationEnded) -> CompletedSpan:
         values = {name: getattr(event, name) for name in ("samples", "tokens", "flops", "loss")}
-        span_events = list(self._span_events.pop(event.span_id, ()))
-        return CompletedSpan(
-            id=event.span_id,
-            parent_id=event.parent_span_id,
+        completed = self._completed(
+            event,
             name=span_names.OF_ITERATION.get(event.kind) or f"{event.kind}_single_iteration",
-            start_ns=event.at_ns - max(0, event.duration_ns),
-            end_ns=event.at_ns,
-            step=event.step,
             attributes={f"trackside.{name}": value for name, value in values.items() if value is not None},
-            span_events=span_events,
-            error=_exception_in(span_events),
-            failed=event.failed,
-            event_count=1 + len(span_events),
         )
+        return attrs.evolve(completed, error=_exception_in(completed.span_events), failed=event.failed)
 
     def _unfinished(self, at_ns: int) -> Iterator[CompletedSpan]:
         """Yield the spans that are open when the process ends, the innermost first."""
         for event in reversed(list(self._open.values())):
-            span_events = list(self._span_events.pop(event.span_id, ()))
-            yield CompletedSpan(
-                id=event.span_id,
-                parent_id=event.parent_span_id,
-                name=event.name,
-                start_ns=event.at_ns,
-                end_ns=max(at_ns, event.at_ns),
-                step=event.step,
-                attributes=dict(event.attributes),
-                span_events=span_events,
-                error=None,
-                failed=False,
-                event_count=1 + len(span_events),
-                is_finished=False,
-            )
+            completed = self._completed(event, name=event.name, attributes=dict(event.attributes))
+            yield attrs.evolve(completed, end_ns=max(at_ns, event.at_ns), is_finished=False)
         self._open.clear()
         self._span_events.clear()
+
+    def _completed(
+        self,
+        event: SpanStarted | SpanEnded | IterationEnded,
+        *,
+        name: str,
+        attributes: dict[str, Any],
+        error: dict[str, str] | None = None,
+        was_open: bool = False,
+    ) -> CompletedSpan:
+        """Return the span that *event* ends, or that is open since *event*, with what was added to it."""
+        span_events = list(self._span_events.pop(event.span_id, ()))
+        return CompletedSpan(
+            id=event.span_id,
+            parent_id=event.parent_span_id,
+            name=name,
+            start_ns=event.at_ns - max(0, getattr(event, "duration_ns", 0)),
+            end_ns=event.at_ns,
+            step=event.step,
+            attributes=attributes,
+            span_events=span_events,
+            error=error,
+            failed=error is not None,
+            event_count=1 + was_open + len(span_events),
+        )
 
 
 def _exception_in(span_events: list[SpanEvent]) -> dict[str, str] | None:

@@ -16,7 +16,7 @@ MAX_SOURCE_BYTES: Final = 8 << 10
 MAX_SOURCES: Final = 1 << 16
 """The most sources of which a cursor knows the place. One that is forgotten and comes back counts as new."""
 _DESCRIBED_BYTES: Final = 64 << 20
-"""What the descriptions that were read may take together; a message whose description was forgotten has it anew."""
+"""The most that remembered descriptions take together; one that was forgotten is read again from the next message."""
 _BYTES_PER_CHARACTER: Final = 8
 """Of a description and the `Source` that was read from it: what many small fields take, and more than large ones."""
 
@@ -36,7 +36,7 @@ class StreamCursor:
         self.sequence: int = 1
         """The number of the next message."""
         self.created: str = ""
-        """When the stream was created that has the number; empty if that is not known."""
+        """The time when the stream was created that has the number; empty if that is not known."""
         self.unreadable: int = 0
         """Messages that were not frames."""
         self._events = 0

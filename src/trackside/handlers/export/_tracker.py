@@ -22,13 +22,15 @@ from trackside.events import (
     TrainingConfigured,
     span_names,
 )
-from trackside.handlers.export._batch_exporter import BatchExporter, RefusedError
+from trackside.handlers.export._batch_exporter import BatchExporter, Exporting, RefusedError
 from trackside.handlers.export._metric_catalogue import NOT_IN_NAMES, MetricPoint, MetricReader, is_number
 from trackside.handlers.models.goodput import PEER_NAMES
 from trackside.wire import fields_of
 from trackside.wire._values import mended_map
 
 _LONGEST_TAG: Final = 200
+_MAX_STEP: Final = (1 << 63) - 1
+"""The largest integer in TensorBoard's files and MLflow's tables."""
 
 
 class CurvePoint(NamedTuple):
@@ -76,7 +78,7 @@ class CurveReader:
     def _step_of(self, event: Event) -> int:
         last_step = getattr(event, "last_step", None)
         if last_step is not None:
-            return max(int(last_step), 0)
+            return int(last_step)
         return event.step if event.step >= 0 else self._steps.get(event.source.id, 0)
 
     def _changed(self, points: list[CurvePoint], event: GoodputUpdated) -> list[CurvePoint]:
@@ -90,7 +92,7 @@ class CurveReader:
 
 
 def _point(tag: str, value: float, step: int) -> CurvePoint:
-    return CurvePoint(NOT_IN_NAMES.sub("_", tag)[:_LONGEST_TAG], float(value), step)
+    return CurvePoint(NOT_IN_NAMES.sub("_", tag)[:_LONGEST_TAG], float(value), min(max(step, 0), _MAX_STEP))
 
 
 def _tag(point: MetricPoint) -> str:
@@ -129,12 +131,12 @@ class RunUpdate:
     failed: bool = False
 
 
-class TrackerSink(ABC):
+class TrackerSink(Exporting, ABC):
     """
     Export to an experiment tracker through its own client, on a thread of its own; each process is a run.
 
-    What the tracker does not accept waits and is retried, in order; see `BatchExporter`. Events that were given up are
-    counted in `lost`.
+    Updates that the tracker does not accept wait and are retried, in order; see `BatchExporter`. Events that were given
+    up are counted in `lost`.
 
     Args:
         name: For the thread and for warnings.
@@ -149,19 +151,10 @@ class TrackerSink(ABC):
         self._latest: dict[str, RunUpdate] = {}
         """By source id, of the processes that have not ended."""
         self._sent = 0
-        """How many items of a batch that failed were delivered and need no retry."""
+        """The number of items of a batch that failed which were delivered and need no retry."""
         self._exporter: BatchExporter[RunUpdate] = BatchExporter(
             self._deliver, name=name, max_batch_items=max_batch_items
         )
-
-    @property
-    def lost(self) -> int:
-        """Events that were accepted and will not be delivered."""
-        return self._exporter.lost
-
-    def losses(self) -> dict[str, int]:
-        """Return the number of lost events by reason."""
-        return self._exporter.losses()
 
     def __call__(self, event: Event) -> None:
         """Accept *event*; on the sink worker's thread."""
@@ -251,8 +244,8 @@ class TrackerSink(ABC):
     def _log_points(self, run: Any, group: Sequence[RunUpdate]) -> None:
         """Send the points of *group*."""
 
-    def _confirm(self) -> None:  # noqa: B027  most clients return when the server has it
-        """Check that the server has what the client accepted; raise if not."""
+    def _confirm(self) -> None:
+        """Check that the server has what the client accepted, which most clients return only then; raise if not."""
 
     @abstractmethod
     def _end_run(self, run: Any, *, failed: bool) -> None:

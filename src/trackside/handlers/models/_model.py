@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from trackside.events import DecodeError, Event, Publish, Source
 from trackside.wire import FrameView
@@ -35,7 +37,7 @@ class Model(Protocol):
         """Count events of *source* that the model should have had and did not get."""
 
     def result(self) -> object:
-        """Return what is known now, as a plain attrs value that JSON can hold."""
+        """Return the present result, as a plain attrs value that JSON can hold."""
 
     def dump(self) -> Mapping[str, object]:
         """Return the state as plain data with its ``version``, for `load`."""
@@ -79,9 +81,50 @@ def decoding(model: object, state: Mapping[str, Any], version: int) -> Iterator[
         raise DecodeError(f"not a state of {name}: {type(error).__name__}: {error}") from error
 
 
-class CalledWithEvents:
-    """The call of a `Model` with a single event, as programs and tests that have no frames make it."""
+class VersionedModel(ABC):
+    """
+    The parts that the models of this library share: the count of missed events, and a state of one version.
+
+    A subclass sets *version* and the attributes that its `_dump` returns, and assigns them anew in `_load`.
+    """
+
+    version: ClassVar[int]
+    """The version of the state; `load` refuses every other."""
+    _missed = 0
 
     def __call__(self, event: Event) -> None:
-        """Read one event as a frame of its own."""
-        self.consume(FrameView(event.source, (event,)))  # type: ignore[attr-defined]
+        """Read one event as a frame of its own, for programs and tests that have no frames."""
+        self.consume(FrameView(event.source, (event,)))
+
+    @abstractmethod
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {"version": self.version, "missed": self._missed, **self._dump()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """
+        Replace the state by one that `dump` returned; what was published from there is not published again.
+
+        Raises:
+            DecodeError: if *state* is anything else; the model is then as it was before.
+        """
+        loaded = copy.copy(self)
+        with decoding(self, state, self.version):
+            loaded._missed = int(state["missed"])  # noqa: SLF001
+            loaded._load(state)  # noqa: SLF001
+        vars(self).update(vars(loaded))
+
+    @abstractmethod
+    def _dump(self) -> dict[str, Any]:
+        """Return every attribute of the state as plain data."""
+
+    @abstractmethod
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Assign every attribute of the state anew; what the old ones refer to stays unchanged."""

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.events import ClockCompared, Event, RunsOn, Source
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.events import ClockCompared, Event, RunsOn
+from trackside.handlers.models._model import VersionedModel
 from trackside.wire import FrameView
 
-VERSION: Final = 1
 _MOST_LINKS: Final = 16
 """From a rank over forwarders to the collector; more is a circle."""
 
@@ -37,7 +36,7 @@ class ClocksResult:
     """Events that the model should have had and did not get."""
 
 
-class ClockOffsets(CalledWithEvents):
+class ClockOffsets(VersionedModel):
     """
     Adds up the clock offsets that collectors and forwarders publish of their links (`ClockCompared`).
 
@@ -47,15 +46,16 @@ class ClockOffsets(CalledWithEvents):
         offset = clocks.result().offsets[event.source.id]
         event.at_ns - offset.offset_ns  # by the collector's clock
 
-    Where a source was compared more than once, the latest comparison of each comparer counts, and of several comparers
-    the most certain one.
+    If a source was compared more than once, the latest comparison of each comparer counts, and of several comparers the
+    most certain one.
     """
+
+    version = 1
 
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (ClockCompared,)
 
     def __init__(self) -> None:
-        self._missed = 0
         self._links: dict[str, dict[str, tuple[int, int, int]]] = {}
         """By compared source and comparer: time, offset and uncertainty."""
 
@@ -66,10 +66,6 @@ class ClockOffsets(CalledWithEvents):
             known = self._links.setdefault(source_id, {})
             latest = tuple(compared)
             known[frame.source.id] = max(known.get(frame.source.id, latest), latest)
-
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
 
     def result(self) -> ClocksResult:
         """Return the offsets as they are known now."""
@@ -87,26 +83,17 @@ class ClockOffsets(CalledWithEvents):
             uncertainty_ns += uncertainty
         return ClockOffset(total_ns, uncertainty_ns, root)
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def _dump(self) -> dict[str, Any]:
         links = {
             source_id: {comparer: list(latest) for comparer, latest in sorted(known.items())}
             for source_id, known in sorted(self._links.items())
         }
-        return {"version": VERSION, "missed": self._missed, "links": links}
+        return {"links": links}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        with decoding(self, state, VERSION):
-            missed = int(state["missed"])
-            links: dict[str, dict[str, tuple[int, int, int]]] = {}
-            for source_id, known in state["links"].items():
-                links[str(source_id)] = {}
-                for comparer, (at_ns, offset_ns, uncertainty_ns) in known.items():
-                    links[str(source_id)][str(comparer)] = int(at_ns), int(offset_ns), int(uncertainty_ns)
-        self._missed, self._links = missed, links
+    def _load(self, state: Mapping[str, Any]) -> None:
+        links: dict[str, dict[str, tuple[int, int, int]]] = {}
+        for source_id, known in state["links"].items():
+            links[str(source_id)] = {}
+            for comparer, (at_ns, offset_ns, uncertainty_ns) in known.items():
+                links[str(source_id)][str(comparer)] = int(at_ns), int(offset_ns), int(uncertainty_ns)
+        self._links = links

@@ -11,10 +11,9 @@ import cattrs
 
 from trackside.core.sketch import Sketch
 from trackside.events import CounterWindow, DecodeError, Event, RunsOn, Source
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models._model import VersionedModel
 from trackside.wire import FrameView
 
-VERSION: Final = 1
 _FIELDS: Final = ("kind", "unit", "total_count", "end_ns", "total_sum", "count", "values", "sketch")
 _QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
@@ -79,7 +78,7 @@ class _Counter:
     sources: dict[str, _OfSource] = attrs.field(factory=dict)
 
 
-class CounterBoard(CalledWithEvents):
+class CounterBoard(VersionedModel):
     """
     Keeps each counter's totals and latest window, for each source and merged.
 
@@ -88,11 +87,12 @@ class CounterBoard(CalledWithEvents):
     leaves the quantiles as they are.
     """
 
+    version = 1
+
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (CounterWindow,)
 
     def __init__(self) -> None:
-        self._missed = 0
         self._counters: dict[str, _Counter] = {}
 
     def consume(self, frame: FrameView) -> None:
@@ -103,31 +103,17 @@ class CounterBoard(CalledWithEvents):
                 counter = self._counters[name] = _Counter()
             _add(counter, frame.source, tuple(window))
 
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
-
     def result(self) -> CounterBoardResult:
         """Return the counters as they are known now."""
         counters = {name: _totals(counter) for name, counter in sorted(self._counters.items())}
         return CounterBoardResult(counters=counters, missed=self._missed)
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def _dump(self) -> dict[str, Any]:
         counters = {name: _converter.unstructure(counter) for name, counter in sorted(self._counters.items())}
-        return {"version": VERSION, "missed": self._missed, "counters": counters}
+        return {"counters": counters}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        with decoding(self, state, VERSION):
-            missed = int(state["missed"])
-            counters = _converter.structure(state["counters"], dict[str, _Counter])
-        self._missed, self._counters = missed, counters
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._counters = _converter.structure(state["counters"], dict[str, _Counter])
 
 
 def _add(counter: _Counter, source: Source, window: tuple[Any, ...]) -> None:

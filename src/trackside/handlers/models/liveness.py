@@ -60,7 +60,10 @@ class LifeSigns:
     end_reason: str | None = None
     """As its `SourceEnded` says; None if there was none."""
     exit_status: int | None = None
-    """As its launcher saw it; None if that is not known."""
+    """
+    Of its process, or where there is no end record, of its launcher; a negative number is a signal's. None if that is
+    not known.
+    """
 
     def read(self, event: Event) -> None:
         """Read one event of the process."""
@@ -93,8 +96,9 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gon
     """
     Return the state of a process at *now_ns*.
 
-    It has ended if it said so. It has died if its launcher saw it exit without that, if its rank was launched again
-    after it, if its process is gone, or if nothing came for a minute and for ten heartbeat intervals. It is silent
+    It has ended if it said so; that was no good end if its process then exited with a status of failure. It has died
+    if its launcher saw it exit without that, if its rank was launched again after it, if its process is gone, or if
+    nothing came for a minute and for ten heartbeat intervals. It is silent
     after three intervals and at least three seconds. A process without heartbeats is silent after a minute, and never
     dead by silence alone.
 
@@ -106,6 +110,8 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gon
     """
     if signs.end_reason is not None:
         error = "" if signs.end_reason in GOOD_ENDS else signs.end_reason
+        if not error and signs.exit_status:
+            error = f"Exit with {exit_words(signs.exit_status)}"
         return Liveness(state=ENDED, reason=signs.end_reason or "closed", error=error)
     silent_ns = None if signs.last_ns is None else max(0, now_ns - signs.last_ns)
     interval_ns = signs.heartbeat_interval_ns

@@ -25,7 +25,7 @@ from trackside.events import (
     SpanStarted,
     span_names,
 )
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models._model import VersionedModel
 from trackside.wire import FrameView
 from trackside.wire._values import mended
 
@@ -47,7 +47,7 @@ class SpanView:
     parent_id: int
     """The span around it, which may be forgotten by now; 0 for none."""
     depth: int
-    """How many spans of the same report are around it."""
+    """The number of spans of the same report around it."""
     name: str
     priority: str
     """``lifecycle``, ``iteration`` or ``profile``."""
@@ -73,7 +73,7 @@ class OpenSpan:
     start_ns: int
     """Since when."""
     seen_ns: int
-    """When it was last known to be open: a short span is known from the last heartbeat alone."""
+    """The time when it was last known to be open: a short span is known from the last heartbeat alone."""
     thread: str
     """Of a short span, the thread whose innermost it was."""
 
@@ -132,7 +132,7 @@ class SourceSpans:
     """None if it did not end in good order: it still runs, or died."""
     end_reason: str
     last_ns: int
-    """When it was last heard of."""
+    """The time when it was last heard of."""
     spans: tuple[SpanView, ...]
     """The tree, each span before those inside it: long spans, and the latest of the short ones."""
     forgotten: int
@@ -155,7 +155,6 @@ class SpanReport:
     """Events that the model should have had and did not get."""
 
 
-VERSION: Final = 1
 MAX_NAMES: Final = 1_000
 MAX_OPEN: Final = 10_000
 MAX_EVENTS: Final = 64
@@ -509,7 +508,7 @@ _READERS: Final[dict[type[Event], _Read]] = {
 }
 
 
-class SpanBuilder(CalledWithEvents):
+class SpanBuilder(VersionedModel):
     """
     Builds the span tree of every process from its events.
 
@@ -525,6 +524,8 @@ class SpanBuilder(CalledWithEvents):
         ConfigError: if a limit is below 1.
     """
 
+    version = 1
+
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
     stands_for: ClassVar[tuple[str, ...]] = ("OpenSpans",)
@@ -536,7 +537,6 @@ class SpanBuilder(CalledWithEvents):
                 raise ConfigError(field, given, "give a whole number of at least 1")
         self._max_long = max_long
         self._max_short = max_short
-        self._missed = 0
         self._states: dict[str, ProcessSpans] = {}
         self._identified: dict[str, Source] = {}
         self._readers: dict[type[Event], _Read] = dict(_READERS)
@@ -565,34 +565,20 @@ class SpanBuilder(CalledWithEvents):
             read(state, event)
         state.last_ns = last_ns
 
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
-
     def result(self) -> SpanReport:
         """Return the spans as they are known now."""
         found = [source_spans(state) for state in list(self._states.values())]
         return SpanReport(sources=tuple(sorted(found, key=_place)), missed=self._missed)
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def _dump(self) -> dict[str, Any]:
         sources = [[source_id, state.dump()] for source_id, state in sorted(self._states.items())]
-        return {"version": VERSION, "missed": self._missed, "sources": sources}
+        return {"sources": sources}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        with decoding(self, state, VERSION):
-            states: dict[str, ProcessSpans] = {}
-            for source_id, dumped in state["sources"]:
-                states[str(source_id)] = ProcessSpans(self._max_long, self._max_short)
-                states[str(source_id)].load(dumped)
-            missed = int(state["missed"])
-        self._states, self._missed, self._identified = states, missed, {}
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._states, self._identified = {}, {}
+        for source_id, dumped in state["sources"]:
+            self._states[str(source_id)] = ProcessSpans(self._max_long, self._max_short)
+            self._states[str(source_id)].load(dumped)
 
 
 class OpenSpans(SpanBuilder):
@@ -615,7 +601,7 @@ def _place(spans: SourceSpans) -> tuple[Any, ...]:
 
 
 def source_spans(state: ProcessSpans) -> SourceSpans:
-    """Return what is known of one process."""
+    """Return the state of one process."""
     return SourceSpans(
         **state.identity,
         started_ns=state.started_ns,

@@ -35,7 +35,7 @@ from trackside.events import (
     ValidationMetricsUpdated,
     span_names,
 )
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models._model import VersionedModel
 from trackside.handlers.models.steps import StepTimer
 from trackside.wire import FrameView
 
@@ -79,7 +79,7 @@ class Durations:
             self.fold()
 
     def fold(self) -> None:
-        """Take what waits into the extremes and the sketch."""
+        """Add the waiting durations to the extremes and the sketch."""
         if self.waiting:
             self.waiting.sort()
             self._widen(self.waiting[0], self.waiting[-1])
@@ -169,6 +169,8 @@ _PARTS: Final = ("avg_forward_time_sec", "avg_backward_time_sec", "avg_dataloade
 
 _TERA: Final = 10**12
 _NS_TIMES_TERA: Final = _TERA // NS_PER_S
+_LONGEST_WINDOW_NS: Final = 30 * NS_PER_S
+"""Iterations that took so long together are published, however few they are."""
 _MOST_PARTS_WAITING: Final = 256 * len(_PARTS)
 
 
@@ -331,14 +333,14 @@ class OpenParts:
             held[place] += part_ns
 
     def begin(self, parent_id: int) -> list[int]:
-        """Return where the parts of a span that is open are to be added up, as it had none so far."""
+        """Return a new list in which the parts of an open span are added up."""
         held = self.within[parent_id] = [0, 0, 0]  # as many as PLACES
         if len(self.within) > _MOST_OPEN_SPANS:  # ends of spans were lost
             del self.within[next(iter(self.within))]
         return held
 
     def pop(self, iteration_id: int, loop_id: int) -> list[int] | None:
-        """Return what belongs to the iteration that has ended, and forget it; None if there is nothing."""
+        """Return the parts of the iteration that has ended, and forget them; None if it has none."""
         if not self.within:
             return None
         inside = self.within.pop(iteration_id, None) if iteration_id else None
@@ -452,7 +454,7 @@ class Saves:
     settled_ids: list[int] = attrs.field(factory=list)
     """Span ids of the saves that succeeded last: a success that is reported twice is one."""
     complete: list[Progress] = attrs.field(factory=list)
-    """What the checkpoints that were completed last hold."""
+    """The progress that is in the checkpoints that were completed last."""
     furthest: Progress | None = None
     furthest_step: int = -1
     successes: int = 0
@@ -500,13 +502,13 @@ class Saves:
         return found[-1]
 
     def resumable(self, iterations: int) -> Progress:
-        """Return what is left of this process's work for a loop that starts again at *iterations*."""
+        """Return the progress that is left for a loop that starts again at *iterations*."""
         before = [progress for progress in self.complete if progress.iterations <= iterations]
         return max(before, key=lambda progress: progress.iterations, default=Progress())
 
 
 Derived: TypeAlias = "tuple[Event, ...]"
-"""What is to be published after an event was read."""
+"""The events to publish after an event was read."""
 _STRATEGIES: Final = {name: strategy for strategy, name in span_names.OF_CHECKPOINT_SAVE.items()}
 
 
@@ -661,7 +663,8 @@ class ProcessMetrics:
         self.latest_end_ns = event.at_ns
         if self.first_end_ns is None:
             self.first_end_ns = event.at_ns
-        return () if progress.iterations % self.log_every else self._close_window(event)
+        is_due = not progress.iterations % self.log_every or self.window.times.total_ns >= _LONGEST_WINDOW_NS
+        return self._close_window(event) if is_due else ()
 
     def _evaluated(self, event: IterationEnded) -> None:
         evaluation = self.validation if event.kind == "validation" else self.testing
@@ -725,7 +728,7 @@ class ProcessMetrics:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def _work_done(self) -> Progress:
-        """Return what a save that begins now will hold."""
+        """Return the progress that a save that begins now will hold."""
         done = attrs.evolve(self.progress)
         if not done.flops:
             done.flops = None  # not known
@@ -793,10 +796,8 @@ _ENDS: Final[dict[str, Callable[[ProcessMetrics, SpanEnded], Derived]]] = {
     span_names.TESTING_LOOP: ProcessMetrics._testing_loop_ended,  # noqa: SLF001
     **dict.fromkeys(_STRATEGIES, ProcessMetrics._save_ended),  # noqa: SLF001
 }
-"""How the ends of spans of these names are read."""
+"""The readers of the ends of spans, by their names."""
 
-
-VERSION: Final = 1
 
 _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
     IterationEnded: ProcessMetrics.iteration_ended,
@@ -807,7 +808,7 @@ _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
     JobConfigured: ProcessMetrics.job_configured,
     TrainingConfigured: ProcessMetrics.training_configured,
 }
-"""How events of these types, and of those derived from them, are read."""
+"""The readers of events, by their types; they read events of derived types, too."""
 
 
 @attrs.frozen(kw_only=True)
@@ -857,7 +858,7 @@ class _Place:
         return self.metrics.has_trained() or any(derived)
 
 
-class TrainingMetrics(CalledWithEvents):
+class TrainingMetrics(VersionedModel):
     """
     Keeps the metrics of a training: iteration times, throughput, losses, and what is saved of the work.
 
@@ -872,11 +873,12 @@ class TrainingMetrics(CalledWithEvents):
         publish: Called with every update, in the process that trains; elsewhere there is nothing to publish.
     """
 
+    version = 1
+
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
 
     def __init__(self, publish: Publish | None = None) -> None:
-        self._missed = 0
         self.publish = publish
         self._places: dict[str, _Place] = {}
 
@@ -910,10 +912,6 @@ class TrainingMetrics(CalledWithEvents):
         if self.publish is not None:
             self.publish(event)
 
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
-
     def result(self) -> MetricsResult:
         """Return the metrics as they stand."""
         places = sorted(
@@ -921,23 +919,14 @@ class TrainingMetrics(CalledWithEvents):
         )
         return MetricsResult(sources=[_metrics_of(place) for place in places if place.has_any()], missed=self._missed)
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def _dump(self) -> dict[str, Any]:
         places = [self._places[source_id] for source_id in sorted(self._places)]
         plain = [_converter.unstructure(place) for place in places]
-        return {"version": VERSION, "missed": self._missed, "places": plain}
+        return {"places": plain}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        with decoding(self, state, VERSION):
-            missed = int(state["missed"])
-            places = _converter.structure(state["places"], list[_Place])
-        self._missed, self._places = missed, {place.source.id: place for place in places}
+    def _load(self, state: Mapping[str, Any]) -> None:
+        places = _converter.structure(state["places"], list[_Place])
+        self._places = {place.source.id: place for place in places}
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,15 +1,14 @@
 """The event stream in NATS JetStream: a sink, a reader, and the collectors that divide the runs of a stream."""
 
-from trackside.events import MissingExtraError
+from trackside.events._errors import needing_extra
 
-try:
+with needing_extra("NATS", "nats"):
     import nats  # noqa: F401  all modules here need it
-except ImportError as error:
-    raise MissingExtraError("NATS", "nats", error) from error
 
 from trackside.handlers.nats._collect import CollectedRun, NatsCollector, collected
-from trackside.handlers.nats._stream import NatsReader, NatsSink, StreamAddress, StreamCopy, copied, sink_to
+from trackside.handlers.nats._stream import NatsReader, NatsSink, StreamAddress, StreamCopy, copied, is_run, sink_to
 from trackside.handlers.nats._verbs import command
+from trackside.handlers.nats._viewer import StreamSession
 
 __all__ = [
     "CollectedRun",
@@ -18,8 +17,10 @@ __all__ = [
     "NatsSink",
     "StreamAddress",
     "StreamCopy",
+    "StreamSession",
     "collected",
     "command",
     "copied",
+    "is_run",
     "sink_to",
 ]

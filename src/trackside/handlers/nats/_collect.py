@@ -38,15 +38,16 @@ from trackside.handlers.export import SourcedDecoder, encoded_source
 from trackside.handlers.models._model import decoding
 from trackside.handlers.nats._stream import (
     MAX_RETRY_S,
-    ONE_ATTEMPT,
     StreamAddress,
     StreamMessage,
     StreamPull,
-    connected_client,
+    ask,
     create_stream,
     disconnect,
     message_headers,
-    run_of,
+    messages_by_run,
+    next_client,
+    run_in_loop,
     shuffled,
     subject_token,
 )
@@ -65,7 +66,7 @@ _OWN: Final = "collector"
 _LEASES: Final = "lease."
 _STATE: Final = "state."
 _INLINE_BYTES: Final = 256 << 10
-"""What a value of the key-value store may have, whose limit is that of messages; larger states are objects."""
+"""The largest state in the key-value store, whose limit is that of messages; larger states are objects."""
 _MAX_STATE_BYTES: Final = 1 << 30
 _MAX_OUTBOX_BYTES: Final = 1 << 20
 _SHARE_OF_TIME: Final = 10
@@ -88,7 +89,7 @@ class RunCollection:
     """
     One run: its sources, the models over them, and the stream of what is said of it. It does no input or output.
 
-    What it publishes waits in `outbox`. It is part of the state, and sent only when the state that has it was stored.
+    The events that it publishes wait in `outbox`. That is part of the state, and is sent only once the state is stored.
 
     Args:
         source: The identity of its own stream.
@@ -146,7 +147,7 @@ class RunCollection:
         self.streams.consume(frame, message.frame, message.stored_s, "not in the stream")
 
     def tick(self, least_silence_s: float) -> None:
-        """Say who was silent for so long at least; to be called when all that the stream has was read."""
+        """Publish which ranks were silent for so long at least; call it when the whole stream was read."""
         self.streams.registry.least_silence_s = least_silence_s
         self.streams.tick(())
 
@@ -219,10 +220,10 @@ class _Checkpoint:
     previous_name: str = ""
     """The object of the checkpoint before, which somebody may be reading still."""
     created: str = ""
-    """When the stream was created that it belongs to."""
+    """The time when the stream that it belongs to was created."""
     state: Mapping[str, Any] | None = None
     fault: DecodeError | None = None
-    """Why there is no state although something is stored."""
+    """The reason why there is no state although something is stored."""
 
 
 class _Store:
@@ -270,7 +271,7 @@ class _Store:
         return revision
 
     async def load(self, job: str) -> _Checkpoint:
-        """Return what there is of a run; of what is no checkpoint its revision, and why it is none."""
+        """Return the checkpoint of a run; of an unreadable one its revision, and why it cannot be read."""
         try:
             entry = await self.bucket.get(_STATE + job)
         except KeyNotFoundError:
@@ -291,8 +292,14 @@ class _Store:
 
     async def _object(self, name: str) -> bytes:
         try:
-            if (await self._objects.get_info(name)).size > _MAX_STATE_BYTES:
+            info = await self._objects.get_info(name)
+            if info.size > _MAX_STATE_BYTES:
                 raise DecodeError(f"a checkpoint of more than {_MAX_STATE_BYTES} bytes")
+            subject = f"$O.{self._name}.C.{info.nuid}"
+            stored = (await self._jetstream.stream_info(f"OBJ_{self._name}", subjects_filter=subject)).state.subjects
+            parts = (stored or {}).get(subject, 0)
+            if info.size and parts < max(1, info.chunks or 0):  # nats-py would wait for the others
+                raise DecodeError(f"{parts} of the {info.chunks} parts of a checkpoint's object are there")
             # Without a limit it would wait for ever for an object that is removed meanwhile.
             data: bytes = (await asyncio.wait_for(self._objects.get(name), 2 * _REQUEST_S)).data
         except (ObjectNotFoundError, BadObjectMetaError, DigestMismatchError, LinkIsABucketError) as error:
@@ -416,8 +423,8 @@ class NatsCollector(Closing):
         self._trouble = RateLimitedLog()
 
     def serve(self) -> None:
-        """Work until `stop` is called. A server that is away is waited for."""
-        asyncio.run(self._serve())
+        """Work until `stop` is called, also where an event loop runs, as in a notebook; servers may come and go."""
+        run_in_loop(self._serve(), stop=self.stop)
 
     def stop(self) -> None:
         """Have `serve` return; on any thread, and from a signal handler."""
@@ -444,16 +451,11 @@ class NatsCollector(Closing):
 
     async def _connected(self) -> None:
         """Work until stopped, or until the connection ends: another one begins from what was stored."""
-
-        async def ignore(*_: object) -> None:
-            """Leave reports to `_serve`."""
-
-        arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options, **ONE_ATTEMPT}
-        self._servers.append(self._servers.pop(0))  # the next attempt uses another server
-        client = await connected_client(self._servers[-1], error_cb=ignore, **arguments)
+        client = await next_client(
+            self._servers, **{"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options}
+        )
         try:
-            session = _NatsSession(self, client)
-            await session.work()
+            await _NatsSession(self, client).work()
         finally:
             await disconnect(client)
 
@@ -470,7 +472,7 @@ class _NatsSession:
         self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s, most=MAX_RUNS)
         self._clock = _ServerClock()
         self._answered_s = self._steady_s = -1e9
-        """When the stream answered last, and since when it has done so without a break."""
+        """The times when the stream answered last, and since when it has done so without a break."""
         self._least_silence_s = 0.0
         self._amounts: dict[str, int] = {}
         """By run, how many messages of ranks the stream has."""
@@ -528,14 +530,11 @@ class _NatsSession:
         if now_s - self._answered_s > _OUTAGE_S:
             self._steady_s = now_s
         self._answered_s = now_s
-        self._least_silence_s = _RETURN_S if info.cluster and info.cluster.replicas else 0.0
+        self._least_silence_s = _RETURN_S if info.cluster else 0.0  # however many of its nodes have the stream
         if not is_listed:
             return
-        amounts: Counter[str] = Counter()
-        for subject, count in (info.state.subjects or {}).items():
-            if (job := run_of(subject)) and not _is_own(subject):
-                amounts[job] += count
-        self._amounts = amounts
+        of_ranks = {subject: count for subject, count in (info.state.subjects or {}).items() if not _is_own(subject)}
+        self._amounts = messages_by_run(of_ranks)
         self._created = str(info.created)
         self._looked_s = now_s
         self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (now_s - began_s))
@@ -727,27 +726,38 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
         UnreadableError: The server does not answer, or nothing is stored.
         DecodeError: What is stored is no checkpoint, or belongs to other models.
     """
-    parsed = StreamAddress.parse(address)
-    if not parsed.run:
-        raise ConfigError("run", address, "give nats://HOST:PORT/STREAM/RUN")
+    place = StreamAddress.parse(address)
+    found = stored_run(place, models)
+    if found is None:
+        whole = attrs.evolve(place, run="")
+        raise UnreadableError(str(place), "nothing is stored of this run", f"does `trackside collect {whole}` run?")
+    run, created = found
+    return CollectedRun(run.streams.models, {**run.cursor, "created": created})
 
-    async def read() -> _Checkpoint:
-        client = await connected_client(parsed.servers, connect_timeout=_REQUEST_S, allow_reconnect=False)
+
+def stored_run(
+    address: StreamAddress, models: Callable[[Publish], Sequence[Any]] = collector_models
+) -> tuple[RunCollection, str] | None:
+    """
+    Return the collection that is stored of the run at *address*, and when its stream was created; None if none is.
+
+    Raises:
+        ConfigError: as of `collected`, as are the others.
+        UnreadableError: The server does not answer.
+        DecodeError: What is stored is no checkpoint, or belongs to other models.
+    """
+    if not address.run or address.rank:
+        raise ConfigError("run", str(address), "give nats://HOST:PORT/STREAM/RUN")
+
+    async def load(jetstream: Any) -> _Checkpoint:
+        store = _Store(jetstream, address.stream)
         try:
-            store = _Store(client.jetstream(timeout=_REQUEST_S), parsed.stream)
             await store.open()
-            return await store.load(subject_token(parsed.run))
-        finally:
-            await client.close()
+        except (BucketNotFoundError, NotFoundError):
+            return _Checkpoint()
+        return await store.load(subject_token(address.run))
 
-    try:
-        checkpoint = asyncio.run(read())
-    except Exception as error:  # whatever the client raises
-        remedy = f"is `trackside collect` running for {attrs.evolve(parsed, run='', rank='')}?"
-        raise UnreadableError(str(parsed), f"no checkpoints ({described(error)})", remedy) from error
+    checkpoint = ask(address, load)
     if checkpoint.fault is not None:
         raise checkpoint.fault
-    if checkpoint.state is None:
-        raise UnreadableError(str(parsed), "has no checkpoint", "is it the id of a run?")
-    run = loaded(checkpoint.state, models)
-    return CollectedRun(run.streams.models, {**run.cursor, "created": checkpoint.created})
+    return None if checkpoint.state is None else (loaded(checkpoint.state, models), checkpoint.created)

@@ -11,7 +11,8 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -23,11 +24,19 @@ from nats.errors import MaxPayloadError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StoreCompression, StreamConfig
 from nats.js.errors import NotFoundError
 
-from trackside.core import Closing
+from trackside.core import Closing, wait_until_set
 from trackside.core.times import time_ns
 from trackside.events import ConfigError, DecodeError, Event, Source, SourceEnded, UnreadableError
 from trackside.events._selected import EventTypes
-from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
+from trackside.events._settings import suggests_settings
+from trackside.handlers.export import (
+    BatchExporter,
+    Exporting,
+    RefusedError,
+    SourcedDecoder,
+    StreamCursor,
+    encoded_source,
+)
 from trackside.handlers.zeromq import MultiLogWriter, Result, Verb
 from trackside.handlers.zeromq._protocol import VERBS_AT_ONCE, VERBS_PER_S, TokenBucket, decode, encode
 from trackside.rules import EventSelection, Rule
@@ -42,9 +51,9 @@ _SOURCE: Final = "Trackside-Source"
 _HEAD_BYTES: Final = 1_024
 """More than what precedes the rows and schemas of a frame."""
 KEEP_S: Final = 7 * 86_400.0
-"""How long a stream that is created here keeps messages, in seconds."""
+"""The time for which a stream that is created here keeps messages, in seconds."""
 _DUPLICATE_WINDOW_S: Final = 600.0
-"""How long the server remembers message ids, in a stream that is created here."""
+"""The time for which the server remembers message ids, in a stream that is created here."""
 _HEADERS: Final = b"NATS/1.0"
 """The beginning of a message's headers. The server's own messages have a status behind it."""
 _STORED: Final = b"$JS.ACK."
@@ -57,7 +66,7 @@ _FETCH_MESSAGES: Final = 64
 _POLLS_TO_CHECK: Final = 10
 """After how many requests without an answer to ask whether there still is a consumer."""
 _SUBSCRIPTIONS: Final = 20
-"""How often to subscribe until the server chooses the node that leads; of three nodes it never does once in 3,300."""
+"""The most subscriptions until the server has chosen the node that leads; once in 3,300 it needs more."""
 _SUBSCRIBE_S: Final = 2.0
 _NO_LIMIT: Final = 1 << 62
 MAX_RETRY_S: Final = 2.0
@@ -70,11 +79,12 @@ _CLOSE_S: Final = 0.5
 _CONNECT_S: Final = 5.0
 """For how long a command tries to reach the server, in seconds."""
 _COPY_BYTES: Final = 8 << 20
-"""How much of a copy may wait for the disk."""
+"""The most bytes of a copy that may wait for the disk."""
 _FLUSH_S: Final = 60.0
 
 
-class NatsSink:
+@suggests_settings()
+class NatsSink(Exporting):
     """
     Publish every frame to a JetStream stream, under a message id by which the server detects duplicates.
 
@@ -126,15 +136,6 @@ class NatsSink:
         self._control_subject = ""
         self._source_id = ""
         self._source_json = ""
-
-    @property
-    def lost(self) -> int:
-        """Events that were accepted and not acknowledged by the server."""
-        return self._exporter.lost
-
-    def losses(self) -> dict[str, int]:
-        """Return the number of lost events by reason."""
-        return self._exporter.losses()
 
     def open(self, source: Source) -> None:
         """Begin the stream of *source*."""
@@ -220,7 +221,7 @@ class _VerbListener:
 
             with contextlib.suppress(DecodeError):
                 verb = decode([message.data])
-                # What a consumer of some stream delivers here is no request: its answers would go elsewhere.
+                # A message that some stream's consumer delivers here is no request: its answers would go elsewhere.
                 if not isinstance(verb, Verb) or not message.reply.startswith(INBOX):
                     return
                 if self._allowed.take(time.monotonic()):
@@ -269,6 +270,104 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
         await disconnect(client)
         raise
     return client
+
+
+async def any_client(servers: Sequence[str], **options: Any) -> Any:
+    """Return the client of the first of *servers*, in random order, that answers; the last one's failure is raised."""
+    *others, last = shuffled(servers)
+    for server in others:
+        with contextlib.suppress(Exception):
+            return await connected_client(server, **options, **ONE_ATTEMPT)
+    return await connected_client(last, **options, **ONE_ATTEMPT)
+
+
+async def next_client(servers: list[str], **options: Any) -> Any:
+    """Return the client of the first of *servers*, which is the last one from then on; its reports go nowhere."""
+    servers.append(servers.pop(0))
+    return await connected_client(servers[-1], **{"error_cb": _ignore, **options, **ONE_ATTEMPT})
+
+
+async def _ignore(*_: object) -> None:
+    """Leave reports to who tries again."""
+
+
+def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
+    """
+    Return what *use* returns when it is called with the JetStream context of a connection of its own.
+
+    Raises:
+        UnreadableError: The server does not answer, or has no such stream; or *use* raised it.
+        DecodeError: *use* raised it.
+    """
+
+    async def use_stream(client: Any, refusals: list[str]) -> T:
+        try:
+            return await use(client.jetstream(timeout=_CONNECT_S))
+        except (TimeoutError, asyncio.TimeoutError) as error:  # what a user may not do has no answer
+            raise ConnectionError(refusals[-1] if refusals else str(error)) from error
+
+    with reading(address):
+        return with_client(address, use_stream, _CONNECT_S)
+
+
+def with_client(address: StreamAddress, use: Callable[[Any, list[str]], Awaitable[T]], connect_s: float) -> T:
+    """
+    Return what *use* returns when it is called with a connection of its own, and with what the server refuses there.
+
+    It works where an event loop runs already, as in a notebook.
+
+    Raises:
+        Exception: of the kinds that the client raises, or *use*.
+    """
+    refusals: list[str] = []
+
+    async def note(error: Exception) -> None:
+        refusals.append(str(error))
+
+    async def connect_and_use() -> T:
+        client = await any_client(address.servers, connect_timeout=connect_s, error_cb=note)
+        refusals.clear()  # those of nodes that are away
+        try:
+            return await use(client, refusals)
+        finally:
+            await disconnect(client)
+
+    return run_in_loop(connect_and_use())
+
+
+def run_in_loop(work: Coroutine[Any, Any, T], *, stop: Callable[[], object] = int) -> T:
+    """
+    Return the result of *work* in an event loop of its own: on a thread, where this one has one that runs.
+
+    Args:
+        work: Awaited there.
+        stop: Has it end when an exception of a signal handler, as of Ctrl-C, ends the wait for the thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with futures.ThreadPoolExecutor(1) as pool:
+        result = pool.submit(asyncio.run, work)
+        try:
+            return result.result()
+        finally:
+            stop()
+
+
+@contextlib.contextmanager
+def reading(address: StreamAddress, timeout_s: float = _CONNECT_S) -> Iterator[None]:
+    """Turn what the client raises, within so many seconds, into errors that name the address and a remedy."""
+    try:
+        yield
+    except (UnreadableError, DecodeError):
+        raise
+    except NotFoundError as error:
+        raise UnreadableError(str(address), f"has no stream {address.stream}", "is it spelled so?") from error
+    except Exception as error:
+        what = f"no answer within {timeout_s:g} s ({str(error) or type(error).__name__})"
+        remedy = "is a NATS server with JetStream there, and may this user read the stream?"
+        raise UnreadableError(str(address), what, remedy) from error
 
 
 async def disconnect(client: Any) -> None:
@@ -404,13 +503,13 @@ class StreamMessage(NamedTuple):
     source_json: str
     subject: str
     stored_s: float
-    """When the server stored it, by the server's clock, in seconds since the epoch."""
+    """The time when the server stored it, by the server's clock, in seconds since the epoch."""
     pending: int
-    """How many messages of the subject are behind it."""
+    """The number of messages of the subject behind it."""
 
     @classmethod
     def read(cls, message: Any) -> StreamMessage:
-        """Return what a message of the client library has."""
+        """Return a message of the client library as one of these."""
         about = message.metadata
         source_json = (message.headers or {}).get(_SOURCE, "")
         stored_s, pending = about.timestamp.timestamp(), int(about.num_pending)
@@ -457,6 +556,8 @@ class StreamMessages:
         self._timeout_s = timeout_s
         self._last: int | None = None
         """The number of the last message that the stream had at first; None until it is known."""
+        self.answered_s: float = time.monotonic()
+        """The time of the server's last answer, by the monotonic clock."""
 
     @property
     def created(self) -> str:
@@ -475,13 +576,14 @@ class StreamMessages:
         while not self._is_over():
             try:
                 messages = self._connection.call(self._fetch, timeout_s=self._poll_interval_s + 5)
+                self.answered_s = time.monotonic()
                 retry_s = 0.1
             except Exception:  # whatever the client raises, the server may come back
                 self._pull.reset()
                 self._connection.close()
                 if self._last is None and time.monotonic() > give_up_s:
                     raise
-                self._stop.wait(retry_s)
+                wait_until_set(self._stop, retry_s)
                 retry_s = min(2 * retry_s, MAX_RETRY_S)
                 continue
             yield from messages
@@ -532,7 +634,7 @@ class StreamPull:
         self._poll_interval_s = poll_interval_s
         self._begin = begin
         self.created = ""
-        """When the stream was created that is read."""
+        """The time when the stream that is read was created."""
         self._leader = ""
         """The node that leads the stream; empty if the server is no cluster."""
         self._subscription: Any = None
@@ -714,10 +816,7 @@ class StreamCopy:
 
     def __init__(self, address: StreamAddress, *, since_ns: int = 0) -> None:
         self._address = address
-        self._begin: dict[str, Any] | None = None
-        if since_ns:
-            begin = datetime.datetime.fromtimestamp(since_ns / 1e9, datetime.timezone.utc)
-            self._begin = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": begin}
+        self._begin = stored_since(since_ns)
         self._folder = tempfile.TemporaryDirectory(prefix="trackside-stream-")
         self.directory: Path = Path(self._folder.name)
         self.unreadable: int = 0
@@ -743,7 +842,7 @@ class StreamCopy:
             begin=self._begin,
         )
         waiting_bytes = 0
-        try:
+        with reading(address), contextlib.closing(messages):
             for message in messages.read_from(self._next, self._created):
                 if waiting_bytes + len(message.frame) > _COPY_BYTES:
                     self._flush()
@@ -751,15 +850,6 @@ class StreamCopy:
                 waiting_bytes += len(message.frame)
                 self._write(message)
                 self._next, self._created = message.sequence + 1, messages.created
-        except UnreadableError:
-            raise
-        except NotFoundError as error:
-            raise UnreadableError(str(address), f"has no stream {address.stream}", "is it spelled so?") from error
-        except Exception as error:
-            what = f"no answer within {_CONNECT_S:g} s ({str(error) or type(error).__name__})"
-            raise UnreadableError(str(address), what, "is a NATS server with JetStream there?") from error
-        finally:
-            messages.close()
         self._flush()
 
     def _write(self, message: StreamMessage) -> None:
@@ -775,6 +865,36 @@ class StreamCopy:
     def _flush(self) -> None:
         if not self._writer.flush(_FLUSH_S):
             raise UnreadableError(str(self._address), f"cannot be copied to {self.directory}", "make room on that disk")
+
+
+def parse_part(address: str) -> tuple[StreamAddress, int]:
+    """
+    Read the address of what is to be read: a stream or a part of it, and from when on, in ns since the epoch.
+
+    Raises:
+        ConfigError: *address* is not one, or has something else than a time behind ``?since=``.
+    """
+    place, has_since, since = address.partition("?since=")
+    return StreamAddress.parse(place), time_ns("since", since) if has_since else 0
+
+
+def is_run(address: str) -> bool:
+    """
+    Return whether *address* is that of all of one run.
+
+    Raises:
+        ConfigError: as of `parse_part`.
+    """
+    place, since_ns = parse_part(address)
+    return bool(place.run) and not place.rank and not since_ns
+
+
+def stored_since(since_ns: int) -> dict[str, Any] | None:
+    """Return the settings with which `StreamPull` begins at messages stored from then on; None for 0."""
+    if not since_ns:
+        return None
+    begin = datetime.datetime.fromtimestamp(since_ns / 1e9, datetime.timezone.utc)
+    return {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": begin}
 
 
 _copies: dict[str, StreamCopy] = {}
@@ -795,9 +915,8 @@ def copied(address: str) -> StreamCopy:
     with _copying:
         copy = _copies.get(address)
         if copy is None:
-            place, has_since, since = address.partition("?since=")
-            since_ns = time_ns("since", since) if has_since else 0
-            copy = _copies[address] = StreamCopy(StreamAddress.parse(place), since_ns=since_ns)
+            place, since_ns = parse_part(address)
+            copy = _copies[address] = StreamCopy(place, since_ns=since_ns)
         copy.update()
     return copy
 
@@ -873,14 +992,9 @@ class StreamConnection:
 
     async def _connect(self, timeout_s: float) -> None:
         await self._disconnect()
-        self._servers.append(self._servers.pop(0))  # the next attempt uses another server
-
-        async def ignore(*_: object) -> None:
-            """Leave reports to the batch exporter."""
-
         # The batch exporter reconnects: it knows which frames were acknowledged.
-        arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, **ONE_ATTEMPT}
-        self._client = await connected_client(self._servers[-1], error_cb=ignore, **arguments)
+        options = {"connect_timeout": timeout_s, "name": "trackside", **self._options}
+        self._client = await next_client(self._servers, **options)
         if self._prepare is not None:
             await self._prepare(self._client)
 
@@ -941,8 +1055,17 @@ def user_of(server: str) -> str:
 
 
 def control_subject(stream: str, run: str, user: str = "*") -> str:
-    """Return where *user* asks something of the processes of a run; it is outside of the stream, so not stored."""
+    """Return the subject of *user*'s requests to the processes of a run; outside of the stream, so not stored."""
     return ".".join((f"{stream}-control", subject_token(run), user))
+
+
+def messages_by_run(subjects: Mapping[str, int] | None) -> Counter[str]:
+    """Return how many messages there are of each run, given how many of each subject."""
+    amounts: Counter[str] = Counter()
+    for subject, count in (subjects or {}).items():
+        if run := run_of(subject):
+            amounts[run] += count
+    return amounts
 
 
 def run_of(subject: str) -> str:

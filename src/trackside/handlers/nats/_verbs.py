@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nats.js.api import DeliverPolicy
-from nats.js.errors import NotFoundError
 
-from trackside.core import described
 from trackside.events import ConfigError, DecodeError, UnreadableError
 from trackside.handlers.export import SourcedDecoder
 from trackside.handlers.nats._stream import (
     StreamAddress,
     StreamPull,
-    connected_client,
     control_subject,
+    reading,
     subject_token,
     user_of,
+    with_client,
 )
 from trackside.handlers.zeromq import Outcome, Result, Verb
 from trackside.handlers.zeromq._control import meant_sources
@@ -50,49 +49,39 @@ def command(
     of_rank = [f"rank:{parsed.rank}"] if parsed.rank else []
     within_ms = max(0, round(timeout_s * 1000))
     request = Verb(1, verb, [*targets, *of_rank], dict(arguments or {}), within_ms=within_ms)
-    try:
-        return asyncio.run(_ask(parsed, request, time.monotonic() + timeout_s))
-    except UnreadableError:
-        raise
-    except NotFoundError as error:
-        raise UnreadableError(str(parsed), f"has no stream {parsed.stream}", "is it spelled so?") from error
-    except Exception as error:  # whatever the client raises
-        remedy = "is a NATS server with JetStream there, and may this user read the stream?"
-        raise UnreadableError(str(parsed), f"no answer within {timeout_s:g} s ({described(error)})", remedy) from error
+    deadline_s = time.monotonic() + timeout_s
+
+    async def use(client: Any, refusals: list[str]) -> list[Outcome]:
+        return await _ask(client, refusals, parsed, request, deadline_s)
+
+    with reading(parsed, timeout_s):
+        return with_client(parsed, use, timeout_s / len(parsed.servers))
 
 
-async def _ask(address: StreamAddress, verb: Verb, deadline_s: float) -> list[Outcome]:
-    refusals: list[str] = []
-
-    async def note(error: Exception) -> None:
-        refusals.append(str(error))
-
+async def _ask(
+    client: Any, refusals: list[str], address: StreamAddress, verb: Verb, deadline_s: float
+) -> list[Outcome]:
     timeout_s = deadline_s - time.monotonic()
-    client = await connected_client(address.servers, connect_timeout=timeout_s, allow_reconnect=False, error_cb=note)
-    try:
-        looking = _meant(client.jetstream(timeout=timeout_s), address, verb.targets)
-        states, now_s = await asyncio.wait_for(looking, max(0.0, deadline_s - time.monotonic()))
-        inbox = client.new_inbox()
-        answers = await client.subscribe(inbox)
-        user = subject_token(user_of(address.servers[0]) or _NO_USER)
-        await client.publish(control_subject(address.stream, address.run, user), encode(verb)[0], reply=inbox)
-        outcomes: dict[str, Outcome] = {}
-        is_heard = True
-        while is_heard and not refusals and time.monotonic() < deadline_s:
-            if outcomes and states.keys() <= outcomes.keys():
-                break
-            try:
-                answer = await answers.next_msg(timeout=_LOOK_S)
-            except (TimeoutError, asyncio.TimeoutError):
-                continue
-            is_heard = bool(answer.data)  # the server itself answers without, where nobody listens
-            _record(answer.data, outcomes)
-    finally:
-        refused = refusals.copy()  # to close a connection with TLS may end in an error that is no refusal
-        await client.close()
-    if refused:
+    looking = _meant(client.jetstream(timeout=timeout_s), address, verb.targets)
+    states, now_s = await asyncio.wait_for(looking, max(0.0, timeout_s))
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    user = subject_token(user_of(address.servers[0]) or _NO_USER)
+    await client.publish(control_subject(address.stream, address.run, user), encode(verb)[0], reply=inbox)
+    outcomes: dict[str, Outcome] = {}
+    is_heard = True
+    while is_heard and not refusals and time.monotonic() < deadline_s:
+        if outcomes and states.keys() <= outcomes.keys():
+            break
+        try:
+            answer = await answers.next_msg(timeout=_LOOK_S)
+        except (TimeoutError, asyncio.TimeoutError):
+            continue
+        is_heard = bool(answer.data)  # the server itself answers without, where nobody listens
+        _record(answer.data, outcomes)
+    if refusals:
         remedy = f"it takes a user who may publish to {address.stream}-control.>; see docs/nats.md"
-        raise UnreadableError(str(address), f"refused ({refused[0]})", remedy)
+        raise UnreadableError(str(address), f"refused ({refusals[0]})", remedy)
     for name in states.keys() - outcomes.keys():
         error = f"no answer; it last published {now_s - states[name].heard_s:.0f} s before the newest of the run"
         outcomes[name] = Outcome(name, done=False, values={"rank": states[name].source.rank, "error": error})

@@ -8,8 +8,8 @@ a worker, the next one writes the same files again, and no event is in the table
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.core import Closing, RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.export import StreamCursor
-from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages, run_of
+from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages, messages_by_run
 from trackside.handlers.parquet import ParquetFiles, ParquetStore, SourceTable, outlines_in
 
 PERIOD_S: Final = 3_600.0
@@ -75,7 +75,7 @@ class NatsArchive(Closing):
         """By run, how many messages the stream had when all of them were archived."""
         self._due_s: dict[str, float] = {}
         """By run, when its next period is over, in seconds since the epoch."""
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._trouble = RateLimitedLog()
 
     def serve(self) -> None:
@@ -128,11 +128,7 @@ class NatsArchive(Closing):
     async def _amounts(self, stream: Any) -> Counter[str]:
         """Return how many messages there are of each run."""
         info = await stream.stream_info(self.address.stream, subjects_filter=self.address.subject)
-        amounts: Counter[str] = Counter()
-        for subject, count in (info.state.subjects or {}).items():
-            if run := run_of(subject):
-                amounts[run] += count
-        return amounts
+        return messages_by_run(info.state.subjects)
 
     def _write_batch(self, run: str, now_s: float) -> bool:
         """Archive the next period of a run if it is over; return whether the run has messages that are not archived."""
@@ -141,32 +137,33 @@ class NatsArchive(Closing):
         cursor = StreamCursor(None if known is None else _cursor(known.schema.metadata, self.store.where))
         subject = attrs.evolve(self.address, run=run).subject
         reader = StreamMessages(self._connection, self.address.stream, subject, follow=False, stop=self._stop)
-        messages = reader.read_from(cursor.sequence, cursor.created)
-        first = next(messages, None)
-        if first is None:
-            return False
-        end_s = (first.stored_s // self.period_s + 1) * self.period_s
-        if now_s < end_s + _GRACE_S:
-            self._due_s[run] = end_s + _GRACE_S
-            return True
-        # To the microsecond: a stream that is created anew begins at the same number, perhaps in the same second.
-        stored = datetime.fromtimestamp(first.stored_s, timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-        batch = f"{name}.{stored}.{first.sequence}"
-        with self.store.scratch() as directory:
-            sources = SourceTable(() if known is None else outlines_in(known))
-            files = ParquetFiles(directory, batch=batch, sources=sources)
-            cursor.created = reader.created
-            for message in chain((first,), messages):
-                if message.stored_s >= end_s:
-                    break
-                events = list(cursor.read(message.sequence, message.frame, message.source_json))
-                if events:
-                    files.add(events)
-            if self._stop.is_set():
-                return False  # the next worker begins with this batch
-            files.close_tables()
-            sources.write(Path(directory), name, {_CURSOR: json.dumps(cursor.cursor)})
-            self.store.publish(Path(directory))
+        with contextlib.closing(reader):  # else the server would keep what it reads with for a minute
+            messages = reader.read_from(cursor.sequence, cursor.created)
+            first = next(messages, None)
+            if first is None:
+                return False
+            end_s = (first.stored_s // self.period_s + 1) * self.period_s
+            if now_s < end_s + _GRACE_S:
+                self._due_s[run] = end_s + _GRACE_S
+                return True
+            # To the microsecond: a stream that is created anew begins at the same number, perhaps in the same second.
+            stored = datetime.fromtimestamp(first.stored_s, timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+            batch = f"{name}.{stored}.{first.sequence}"
+            with self.store.scratch() as directory:
+                sources = SourceTable(() if known is None else outlines_in(known))
+                files = ParquetFiles(directory, batch=batch, sources=sources)
+                cursor.created = reader.created
+                for message in chain((first,), messages):
+                    if message.stored_s >= end_s:
+                        break
+                    events = list(cursor.read(message.sequence, message.frame, message.source_json))
+                    if events:
+                        files.add(events)
+                if self._stop.is_set():
+                    return False  # the next worker begins with this batch
+                files.close_tables()
+                sources.write(Path(directory), name, {_CURSOR: json.dumps(cursor.cursor)})
+                self.store.publish(Path(directory))
         self.counts.update(batches=1, events=files.events, missing=cursor.missing, unreadable=cursor.unreadable)
         return True
 

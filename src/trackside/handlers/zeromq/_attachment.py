@@ -12,10 +12,13 @@ import attrs
 from trackside.core import Closing, RateLimitedLog, described, is_from_signal_handler
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
 from trackside.events._selected import EventTypes, checked_rule
+from trackside.events._settings import suggests_settings
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.zeromq._connection import Connection
 from trackside.handlers.zeromq._protocol import (
     BEAT_S,
     MAX_NAMES,
+    MAX_SOURCES,
     SILENT_AFTER_BEATS,
     Beat,
     Bye,
@@ -36,7 +39,7 @@ from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 _MESSAGES_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 128 << 10
-"""What is decoded before it is handed on: little enough to stay in a processor's cache until it has been looked at."""
+"""The most that is decoded before it is delivered: little enough to stay in a processor's cache until it is read."""
 
 
 class ViewerSession:
@@ -67,15 +70,15 @@ class ViewerSession:
         self._now = monotonic_s
         self.connection = connection
         self.peer = ""
-        """Who is at the other end, as it says; empty until it has."""
+        """The name that the other end gives itself; empty until it has."""
         self.ended = ""
         """The reason why it left in good order; empty if it did not."""
         self.busy = ""
-        """Why we have to wait, and ask again each second; empty if we need not."""
+        """The reason why we have to wait, and ask again each second; empty if we need not."""
         self.refused: Refused | None = None
-        """Why it will not serve us, if it will not."""
+        """The reason why it will not serve us; None if it will."""
         self.status: dict[str, object] = {}
-        """What it said of itself last."""
+        """Its latest description of itself."""
         self.malformed = 0
         self._trouble = RateLimitedLog()
         self.consumer = StreamConsumer(self.send, deliver, introduce, stream="", wanted=wanted, models=models)
@@ -154,6 +157,10 @@ class ViewerSession:
                 self.status = message.status
             self.consumer.on(message, size_bytes, self._heard_s)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a message has arrived, or time is out."""
+        self.connection.wait(timeout_s)
+
     def close(self) -> None:
         """Say goodbye and close the connection."""
         if self._is_met and not self.is_over:
@@ -166,6 +173,7 @@ _FULL_S: Final = 0.01
 _MOST_GAPS: Final = 1000
 _MOST_KINDS: Final = 10_000
 _TOO_SLOW: Final = "this viewer was too slow"
+_NOT_STORED: Final = "not in the stream"
 
 
 @attrs.frozen
@@ -175,7 +183,7 @@ class Gap:
     events: int
     reason: str
     source_id: str = ""
-    """Whose they were; empty if of several."""
+    """The source that they were of; empty if of several."""
 
 
 @attrs.define
@@ -186,16 +194,17 @@ class Joined:
     complete: bool = False
     """Whether its state is that of the job's own, from the beginning; else it knows what came since."""
     since_ns: int = 0
-    """When its state begins or was taken over, in ns since the epoch of the job's clock."""
+    """The time at which its state begins or was taken over, in ns since the epoch of the job's clock."""
     reason: str = "nothing has come yet"
-    """Why it is not complete; empty if it is."""
+    """The reason why it is not complete; empty if it is."""
 
 
 class Attachment(Closing):
     """
     The result of `attach`: an iterator over events, each with its ``source`` and its ``seq``. For one thread.
 
-    It ends when everybody it listens to has said goodbye. Between two events it waits, and reconnects by itself.
+    It ends when everybody it listens to has said goodbye, which a stream in NATS never does. Between two events it
+    waits, and reconnects by itself.
     """
 
     def __init__(
@@ -219,29 +228,37 @@ class Attachment(Closing):
         """The first thousand of them."""
         self.dropped: int = 0
         """Events that the jobs gave up for lack of room before they had a number, since this viewer came."""
-        self.malformed: int = 0
-        """Frames and snapshots that could not be read."""
+        self._malformed = 0
         self._asked = Filter.of(to, min_priority, None)
         self._decide, rule = _split(keep)
-        _check(endpoints, self.models, models)
-        # Models read everything; what the user wants to see of it is then chosen here.
-        wanted = Filter() if models else Filter.of(to, min_priority, rule)
-        self._decide = keep.start() if models and keep is not None else self._decide
+        streams = [endpoint for endpoint in endpoints if is_stream(endpoint)]
+        _check(endpoints, streams, self.models, models)
+        # Models read everything, and of a stream all comes; what the user wants to see of it is then chosen here.
+        is_chosen_here = bool(models or streams)
+        wanted = Filter() if is_chosen_here else Filter.of(to, min_priority, rule)
+        self._decide = keep.start() if is_chosen_here and keep is not None else self._decide
         self._is_wanted: dict[type[Event] | str, bool] = {}
         """By class, or by the name of a type that is not known here."""
         self._is_all = self._asked.is_open
         self._is_whole = wanted.is_open
         """Whether every event comes, so that each source's own numbers show what is missing."""
+        self._joins_midway = bool(streams) and not models
+        """Whether nobody says where the sources stand, so that each begins with its first frame here."""
         self._decoder = FrameDecoder()
         self._trackers: dict[str, SequenceTracker] = {}
         self._dropped_before: dict[str, int] = {}
         self._skipped_before: dict[int, int] = {}
         self._fresh: list[Event] = []
         self._lines: list[ViewerSession] = []
+        self._streams: list[Any] = []
+        """The `StreamSession` of each stream; where there are such, there are no lines."""
+        names = list(self.models)
         try:
-            for endpoint in endpoints:
+            for stream in streams:
+                make = stream_module().StreamSession
+                self._streams.append(make(stream, models=names, begin=self._begin, deliver=self._receive))
+            for endpoint in () if streams else endpoints:
                 connection = Connection(endpoint, binds=False, role="viewer", keys=keys, insecure=insecure)
-                names = list(self.models)
                 self._lines.append(
                     ViewerSession(
                         connection, wanted=wanted, models=names, deliver=self._deliver, introduce=self._introduce
@@ -265,10 +282,11 @@ class Attachment(Closing):
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._fresh and not self.is_over:
-            if not self._turn(_LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - time.monotonic())):
-                self._complain()
+            self._turn(_LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - time.monotonic()))
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 break
+        if not self._fresh:
+            self._complain()
         fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -298,12 +316,13 @@ class Attachment(Closing):
         """Receive once from everybody; return how many messages."""
         for line in self._lines:
             line.tick()
-        count = sum(line.receive() for line in self._lines)
+        sessions = [*self._lines, *self._streams]
+        count: int = sum(session.receive() for session in sessions)
         if not count and timeout_s > 0:
             # Several connections share the time; with one, this is where a viewer sleeps.
-            for line in self._lines:
-                line.connection.wait(timeout_s / len(self._lines))
-            count = sum(line.receive() for line in self._lines)
+            for session in sessions:
+                session.wait(timeout_s / len(sessions))
+            count = sum(session.receive() for session in sessions)
         for place, line in enumerate(self._lines):
             self._account(place, line)
         return count
@@ -320,17 +339,18 @@ class Attachment(Closing):
     @property
     def is_over(self) -> bool:
         """Whether everybody has said goodbye."""
-        return all(line.is_over for line in self._lines)
+        return not self._streams and all(line.is_over for line in self._lines)
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come for three seconds, and no goodbye: the other end died, or stopped."""
-        return any(line.is_silent for line in self._lines if not line.is_over)
+        """Whether nothing has come for three seconds, and no goodbye: the other end, or a stream's server, is away."""
+        lines = [line for line in self._lines if not line.is_over]
+        return any(session.is_silent for session in (*lines, *self._streams))
 
     @property
     def peers(self) -> list[str]:
-        """The names that the other ends give themselves."""
-        return [line.peer for line in self._lines]
+        """The names that the other ends give themselves; of a stream the address."""
+        return [session.peer for session in (*self._lines, *self._streams)]
 
     @property
     def busy(self) -> str:
@@ -341,6 +361,12 @@ class Attachment(Closing):
     def status(self) -> list[dict[str, Any]]:
         """The latest status that each of them sent: the job's counts and open spans."""
         return [dict(line.status) for line in self._lines]
+
+    @property
+    def malformed(self) -> int:
+        """Frames and snapshots that could not be read."""
+        of_streams: int = sum(stream.malformed for stream in self._streams)
+        return self._malformed + of_streams
 
     @property
     def repeated(self) -> int:
@@ -355,12 +381,13 @@ class Attachment(Closing):
     # --- taking -------------------------------------------------------------------------------------------------------
 
     def _introduce(self, data: bytes) -> None:
-        """Begin, or begin anew, from a snapshot."""
         try:
-            snapshot = decode_snapshot(data)
+            self._begin(decode_snapshot(data))
         except DecodeError:
-            self.malformed += 1
-            return
+            self._malformed += 1
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        """Begin, or begin anew, from a snapshot."""
         for place in snapshot.places:
             source = place.source
             self.sources[source.id] = source
@@ -400,16 +427,26 @@ class Attachment(Closing):
         try:
             frame = self._decoder.decode(entry.frame)
         except DecodeError:
-            self.malformed += 1
+            self._malformed += 1
             self._lose(entry.events, "a frame that cannot be read")
-            return
+        else:
+            self._receive(frame)
+
+    def _receive(self, frame: Frame) -> None:
         source = frame.source
+        if source.id not in self._trackers:
+            if len(self._trackers) >= MAX_SOURCES:
+                self._lose(len(frame.events), f"of more than {MAX_SOURCES} sources", source.id)
+                return
+            if self._joins_midway and frame.first_seq:
+                self._dropped_before[source.id] = sum(frame.dropped.values())
         self.sources[source.id] = source
         tracker = self._tracker_of(source.id, frame.first_seq)
         missing = tracker.missing
         events = tracker.admit(frame)
         if self._is_whole and tracker.missing > missing:
-            self._lose(tracker.missing - missing, _TOO_SLOW, source.id)
+            reason = _NOT_STORED if self._streams else _TOO_SLOW
+            self._lose(tracker.missing - missing, reason, source.id)
         self._note_dropped(frame)
         if self.models:
             self._drive(events)
@@ -423,10 +460,11 @@ class Attachment(Closing):
             self._lose(fresh, entry.reason, entry.source_id)
 
     def _tracker_of(self, source_id: str, first_seq: int) -> SequenceTracker:
-        """Return what is known of a source; one that was in no snapshot has begun since, with number 0."""
+        """Return the state of a source; one that was in no snapshot has begun since, with number 0."""
         tracker = self._trackers.get(source_id)
         if tracker is None:
-            tracker = self._trackers[source_id] = SequenceTracker(next_seq=0 if self._is_whole else first_seq)
+            is_from_start = self._is_whole and not self._joins_midway
+            tracker = self._trackers[source_id] = SequenceTracker(next_seq=0 if is_from_start else first_seq)
         return tracker
 
     def _drive(self, events: Sequence[Event]) -> None:
@@ -494,11 +532,17 @@ class Attachment(Closing):
         for line in self._lines:
             line.close()
             line.ended = line.ended or "closed here"
+        for stream in self._streams:
+            stream.close()
+        self._streams = []
 
 
-def _check(endpoints: Sequence[str], by_name: dict[str, Joined], models: Sequence[Any]) -> None:
+def _check(endpoints: Sequence[str], streams: Sequence[str], by_name: dict[str, Joined], models: Sequence[Any]) -> None:
     if not endpoints:
         raise ConfigError("endpoint", endpoints, "give at least one")
+    if 0 < len(streams) < len(endpoints):
+        other = next(endpoint for endpoint in endpoints if endpoint not in streams)
+        raise ConfigError("endpoint", other, "give endpoints of jobs or streams, not both")
     if len(by_name) < len(models) or len(models) > MAX_NAMES:
         raise ConfigError("models", models, f"give at most {MAX_NAMES}, each of another class")
     if models and len(endpoints) > 1:
@@ -515,7 +559,7 @@ def _kinds(events: Sequence[Event]) -> set[type[Event] | str]:
 
 
 def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | None]:
-    """Return what of a rule is decided here, and the wire form of what is decided at the source."""
+    """Return a predicate if a rule is decided here, and its wire form if it is decided at the source."""
     if keep is None:
         return None, None
     if checked_rule(keep).portable:
@@ -523,6 +567,7 @@ def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | Non
     return keep.start(), None
 
 
+@suggests_settings()
 def attach(
     *endpoints: str,
     to: EventTypes = Event,
@@ -546,17 +591,21 @@ def attach(
 
     Args:
         endpoints: Of a job's publisher, of several, or of a collector, which has them all; or the directory that a job
-            on this machine writes to, for all its ranks. A stream in NATS is read with `trackside.follow`.
+            on this machine writes to, for all its ranks; or streams in NATS, as ``nats://HOST:PORT/STREAM``, with
+            ``/RUN`` or ``/RUN/RANK`` behind it. Those begin with what is published from now on, or with
+            ``?since=TIME`` behind them with what was stored from then on, and never end.
         to: The event type, or several; or their wire names, or globs of such.
         min_priority: The lowest priority wanted; all unless given.
         keep: The rule that says which to keep. It is applied in the job, a `where` here.
-        models: Models to bring into the state that they have in the job, and to keep there.
+        models: Models to bring into the state that they have in the job, and to keep there. Of a run in a stream
+            they begin with what its collectors have stored; if that is nothing, with its first message.
         keys: A directory of keys, where the endpoint asks for such.
         insecure: Do without keys where they would be needed.
 
     Raises:
         ConfigError: An argument is wrong, or the endpoint is not safe.
-        UnreadableError: No job in that directory can be watched.
+        UnreadableError: No job in that directory can be watched, or the stream cannot be read.
+        MissingExtraError: For a stream: nats-py is not installed.
     """
     found = [one for given in endpoints for one in ([given] if "://" in given else find_endpoints(given))]
     return Attachment(

@@ -62,7 +62,6 @@ from trackside.handlers.zeromq._protocol import (
     TokenBucket,
     decode_snapshot,
     dump_models,
-    encode_snapshot,
     model_name,
 )
 from trackside.handlers.zeromq._receiver import (
@@ -386,13 +385,7 @@ class FilteredStreams:
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
         """Take a snapshot at once."""
         snapshot = Snapshot(list(self._places()), dump_models(self._models, models), clock.now_ns())
-        try:
-            data = encode_snapshot(snapshot)
-        except Exception as error:
-            self._trouble.complain("a snapshot could not be taken: %s", described(error))
-            done(None)
-        else:
-            done(ReadySnapshot(data, ring.next_index, ring.before))
+        done(ReadySnapshot.take(snapshot, ring, self._trouble))
 
 
 def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
@@ -458,7 +451,7 @@ class CollectedStreams:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.filtered: FilteredStreams = FilteredStreams(self.models, self._places, self.status, broadcast)
+        self.filtered: FilteredStreams = FilteredStreams(self.models, self.positions, self.status, broadcast)
         self._log_writer = log_writer
         self._now = monotonic_s
         self._decoder = FrameDecoder()
@@ -563,7 +556,7 @@ class CollectedStreams:
         return state
 
     def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
-        """Learn who the sources are whose first events are no longer to be had."""
+        """Record the sources whose first events, which describe them, are no longer available."""
         try:
             places = decode_snapshot(snapshot).places
         except DecodeError:
@@ -592,7 +585,7 @@ class CollectedStreams:
                 state.signs.end_reason = state.ended if state.ended is not None else message.reason
 
     def tick(self, producers: Iterable[Producer]) -> None:
-        """Say what time has brought: silences, the clocks of *producers*, and who of them was cut."""
+        """Publish what time has changed: silences, the clocks of *producers*, and which of them were cut."""
         now_s = self._now()
         if now_s - self._looked_s < _LOOK_INTERVAL_S:
             return
@@ -605,7 +598,7 @@ class CollectedStreams:
             self._report_cut(producer, now_s)
 
     def status(self) -> dict[str, Any]:
-        """Return what to say of this process in beats."""
+        """Return the status of this process for its beats."""
         return {SOURCE: self.own.source.id, "totals": self.registry.totals()}
 
     # --- frames -------------------------------------------------------------------------------------------------------
@@ -727,7 +720,8 @@ class CollectedStreams:
             )
         )
 
-    def _places(self) -> Iterator[SourcePosition]:
+    def positions(self) -> Iterator[SourcePosition]:
+        """Yield the position of each source, the own stream last."""
         for state in self.registry.states.values():
             yield SourcePosition(state.source, state.tracker.next_seq, state.dropped)
         yield SourcePosition(self.own.source, self.own.next_seq, 0)
@@ -802,11 +796,11 @@ class Collector(Service):
             broadcasting = self._connect(broadcast, broadcasts=True, limits=PUBLISHER_CONNECTIONS, **options)
             send = functools.partial(_broadcast_over, broadcasting)
         self.endpoint: str = self._receiving.endpoint
-        """Where ranks connect to; with the port that was found."""
+        """The endpoint that ranks connect to, with the port that was found."""
         self.viewer_endpoint: str = self._serving.endpoint if self._serving is not None else ""
-        """Where viewers attach; empty for nowhere."""
+        """The endpoint that viewers attach to; empty for none."""
         self.broadcast_endpoint: str = broadcasting.endpoint if broadcasting is not None else ""
-        """Where a plain ``zmq.SUB`` gets each frame; empty for nowhere."""
+        """The endpoint at which a plain ``zmq.SUB`` gets each frame; empty for none."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
         registry = SourceRegistry(silent_after_s)
@@ -819,7 +813,7 @@ class Collector(Service):
             broadcast=send,
         )
         self.restored: Restored = self.streams.restore(log) if log is not None else Restored()
-        """What was read of earlier logs."""
+        """The frames, events and problems of the earlier logs that were read."""
         self.receiver: Receiver = Receiver(
             self.streams,
             self._receiving.send,

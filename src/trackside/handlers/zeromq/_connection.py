@@ -11,6 +11,8 @@ import re
 import socket as network
 import struct
 import time
+import weakref
+from _thread import start_new_thread
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +21,6 @@ from typing import Any, Final
 from trackside._platform import HAS_ABSTRACT_SOCKETS, HAS_UNIX_SOCKETS, SYSTEM
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError
-from trackside.handlers.eventlog import is_stream
 from trackside.handlers.zeromq._keys import (
     CONTROL,
     DOMAIN,
@@ -62,7 +63,7 @@ SUBSCRIPTIONS_AT_ONCE: Final = 8
 MOST_SUBSCRIPTION_BYTES: Final = 1 << 10
 """The longest topic that a reader may name, and the longest message of its handshake; it is disconnected otherwise."""
 MOST_TOPICS_BYTES: Final = 64 << 10
-"""What the readers of an address may subscribe to while one of them is connected: libzmq keeps a node for each byte."""
+"""The most bytes of topics that the readers of one address subscribe to together: libzmq keeps a node for each byte."""
 _TOPIC_BYTES: Final = 64
 """The size that a subscription counts for at least."""
 _ZERO_COPY_RECEIVE: Final = 10
@@ -194,8 +195,7 @@ def check_endpoint(
     match = _TCP.fullmatch(endpoint)
     is_port = match is not None and (match[2] == "*" if binds and match[2] == "*" else _is_port(match[2]))
     if match is None or not is_port or (match[1] == "*" and not binds):
-        other = "; trackside.follow() reads a stream in NATS" if is_stream(endpoint) else ""
-        raise ConfigError(field, endpoint, f"give ipc:///directory/name or tcp://host:port{other}")
+        raise ConfigError(field, endpoint, "give ipc:///directory/name or tcp://host:port")
     return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
 
 
@@ -265,7 +265,7 @@ class SilenceTimer:
 
     def __init__(self, now_s: float) -> None:
         self.attempts = 0
-        """How often the connection was made anew since the last message."""
+        """The number of times that the connection was made anew since the last message."""
         self._listened_s = now_s
         self._silence_s = 0.0
         self._wait_s = RENEW_AFTER_S
@@ -325,6 +325,10 @@ class Connection:
         self._binds = binds
         self._broadcasts = broadcasts
         self._context = new_context()
+        # The context of a connection that nobody closes outlives it: ended by a garbage collection it would wait for
+        # ever for sockets that are collected after it. `threading` may be in the middle of something then.
+        self._end = weakref.finalize(self, start_new_thread, self._context.term, ())
+        self._end.atexit = False
         self._authenticator: Authenticator | None = None
         self._accepted: AcceptedConnections | None = None
         self._woken, self._waker = network.socketpair()
@@ -528,6 +532,7 @@ class Connection:
                 self._path.unlink()
         self._socket.close(_GOODBYE_MS)
         self._context.term()
+        self._end.detach()
         self._woken.close()
         self._waker.close()
 
@@ -669,7 +674,7 @@ def _origin_of(connection: network.socket) -> str:
 
 
 def origin_of(peer: str) -> str:
-    """Return who is behind *peer*, an address as libzmq writes it."""
+    """Return the origin of *peer*, an address as libzmq writes it."""
     if peer.startswith("localhost:"):  # of a Unix socket: with user, group and process
         return peer.rpartition(":")[0]
     try:

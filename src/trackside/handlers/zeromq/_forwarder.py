@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from trackside.core import RateLimitedLog, described
+from trackside.core import RateLimitedLog
 from trackside.events import ConfigError, DecodeError, Event, Source, clock
 from trackside.handlers.zeromq._connection import Connection, Safety
 from trackside.handlers.zeromq._control import VerbForwarder
@@ -28,7 +28,6 @@ from trackside.handlers.zeromq._protocol import (
     Snapshot,
     SourcePosition,
     decode_snapshot,
-    encode_snapshot,
 )
 from trackside.handlers.zeromq._receiver import (
     COLLECTORS,
@@ -57,7 +56,7 @@ _HEAD_BYTES: Final = 512
 
 class ForwardedStreams:
     """
-    The streams of a node's ranks, to be sent on; does no input or output of its own. For one thread.
+    The streams of a node's ranks, to be sent on. It does no input or output itself, and is used by one thread.
 
     Args:
         source: The source of this process.
@@ -70,7 +69,7 @@ class ForwardedStreams:
         """``entries`` and ``events`` sent on, ``malformed`` frames, ``excess`` sources."""
         self._now = monotonic_s
         self._rings: list[Ring] = []
-        self._places: dict[str, SourcePosition] = {}
+        self._positions: dict[str, SourcePosition] = {}
         self._spoke: set[str] = set()
         self._producers: Collection[Producer] = ()
         self._decoder = FrameDecoder()
@@ -80,13 +79,13 @@ class ForwardedStreams:
         self.own: OwnStream = OwnStream(source, self._add_own)
 
     def tick(self, producers: Collection[Producer]) -> None:
-        """Publish what is new of the clocks of *producers*, and keep them for `status`."""
+        """Publish new comparisons of the clocks of *producers*, and keep the producers for `status`."""
         self._producers = producers
         for producer in producers:
             for compared in clock_news(producer):
                 self.own.publish(compared)
 
-    # --- what the receiver hears --------------------------------------------------------------------------------------
+    # --- called by the receiver ---------------------------------------------------------------------------------------
 
     def on_entry(self, producer: Producer, entry: Entry) -> None:
         """Send an entry on."""
@@ -96,16 +95,16 @@ class ForwardedStreams:
             return
         try:
             source_id, last_seq = peek(entry.frame)
-            if source_id not in self._places:
+            if source_id not in self._positions:
                 producer.buckets.charge(EVENTS_PER_SOURCE)
-                if len(self._places) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
+                if len(self._positions) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
                     self.counts["excess"] += 1
                     return
             source = self._source_of(source_id, entry.frame)
         except DecodeError:
             self.counts["malformed"] += 1
             return
-        self._places[source_id] = SourcePosition(source, last_seq + 1, 0)
+        self._positions[source_id] = SourcePosition(source, last_seq + 1, 0)
         producer.sources.add(source_id)
         producer.buckets.charge(entry.events)
         now_s = self._now()
@@ -130,7 +129,7 @@ class ForwardedStreams:
             return
         for place in places[: MAX_SOURCES_OF_ONE - len(producer.sources)]:
             producer.sources.add(place.source.id)
-            self._places[place.source.id] = place
+            self._positions[place.source.id] = place
             self.registry.state_of(place.source, self._now()).producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
@@ -138,10 +137,10 @@ class ForwardedStreams:
 
     def _source_of(self, source_id: str, frame: bytes) -> Source:
         """Return the source with *source_id*; *frame* is decoded only if the source is unknown."""
-        place = self._places.get(source_id)
+        place = self._positions.get(source_id)
         return place.source if place is not None else self._decoder.decode(frame).source
 
-    # --- what the server is supplied with -----------------------------------------------------------------------------
+    # --- called by the stream server ----------------------------------------------------------------------------------
 
     def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
         """
@@ -159,14 +158,8 @@ class ForwardedStreams:
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
         """Take a snapshot of the sources; see `StreamProvider`."""
-        places = [*self._places.values(), SourcePosition(self.own.source, self.own.next_seq, 0)]
-        try:
-            data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
-        except Exception as error:
-            self._trouble.complain("a snapshot could not be taken: %s", described(error))
-            done(None)
-        else:
-            done(ReadySnapshot(data, ring.next_index, ring.before))
+        places = [*self._positions.values(), SourcePosition(self.own.source, self.own.next_seq, 0)]
+        done(ReadySnapshot.take(Snapshot(places, {}, clock.now_ns()), ring, self._trouble))
 
     def status(self) -> dict[str, Any]:
         """Return the sources that are alive but sent nothing since the last beat; see `StreamProvider`."""

@@ -57,7 +57,7 @@ __all__ = ["z85", "zmq"]
 SERVER, RANK, VIEWER, CONTROL = "server", "rank", "viewer", "control"
 ROLES: Final = (SERVER, RANK, VIEWER, CONTROL)
 ACCEPTED_GENERATIONS: Final = 2
-"""How many of the newest keys of a role are accepted: a key can be replaced while the one before is in use."""
+"""The number of a role's newest keys that are accepted: a key can be replaced while the one before is in use."""
 
 _NAME: Final = re.compile(r"(server|rank|viewer|control)\.([1-9][0-9]{0,5})\.(secret|public)")
 _KEY: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")

@@ -81,13 +81,13 @@ WAITING_MESSAGES: Final = 32
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 WINDOW_BYTES: Final = 4 << 20
-"""What may be on its way to one viewer and not yet acknowledged."""
+"""The most bytes on their way to one viewer that are not yet acknowledged."""
 MIN_WINDOW_BYTES: Final = 1 << 20
 LEAST_WINDOW_BYTES: Final = 128 << 10
 ALL_WINDOWS_BYTES: Final = 8 << 20
-"""What may be on its way to all viewers of a source end."""
+"""The same for all viewers of a stream server together."""
 ALL_RECEIVE_WINDOWS_BYTES: Final = 64 << 20
-"""What may be on its way from all producers of a receiver."""
+"""The same for all producers of a receiver together."""
 MAX_IN_FLIGHT: Final = 900
 """Entries sent and not acknowledged; the socket has room for more, so that it refuses none of them."""
 MAX_OUT_OF_ORDER: Final = 4096
@@ -124,14 +124,14 @@ MAX_SOURCES_OF_ONE: Final = 1 << 15
 MAX_UNHEARD_SOURCES: Final = 1024
 """Sources of which nothing but losses has come."""
 EVENTS_PER_SOURCE: Final = 200
-"""What a new source costs its producer of its events: it is a file, and a line in every snapshot."""
+"""The events that a new source is charged as, to its producer: it is a file, and a line in every snapshot."""
 MAX_OPEN_SPANS_BYTES: Final = 4 << 10
 """Of the open spans in a heartbeat, as they are kept for when the source falls silent."""
 
 # --- what one producer may use ----------------------------------------------------------------------------------------
 
 BURST_S: Final = 4.0
-"""What may come at once, in seconds of the allowance: what the ring of a rank held while the network was away."""
+"""The burst that is allowed, in seconds of the allowance: a rank's ring is sent at once when the network is back."""
 _USUAL_S_PER_EVENT: Final = 50e-6
 _USUAL_S_PER_BYTE: Final = 50e-9
 """Processor time that a message may take for nothing: several times what decoding and a collector's models need."""
@@ -343,7 +343,7 @@ class Hello(Message):
     id: Text
     """Of this end, random, the same after it has reconnected."""
     text: Text
-    """Who that is, for people: program, host, process."""
+    """The sender, for people: program, host, process."""
 
 
 @attrs.frozen
@@ -417,7 +417,7 @@ class Beat(Message):
     before: Whole
     """Events in all entries before that one."""
     status: Table
-    """What the job says of itself: ``seq``, ``counts``, ``open_spans``; of a collector what it likes."""
+    """The job's description of itself: ``seq``, ``counts``, ``open_spans``; a collector's has any keys."""
 
 
 # --- asking for a stream ----------------------------------------------------------------------------------------------
@@ -436,11 +436,11 @@ class Subscribe(Message):
     rule: WireRule
     """As a rule's ``to_wire`` gives it."""
     models: Texts
-    """Whose dumped states are wanted."""
+    """The models whose dumped states are wanted."""
     resume_stream: Text
     """The stream that broke off; empty for none."""
     resume_index: Whole
-    """What is due of it."""
+    """The index of the entry of that stream that comes next."""
     window_bytes: Whole
 
 
@@ -562,7 +562,7 @@ class Verb(Message):
     """Ids of sources, or ``rank:N``; empty for all."""
     arguments: Table
     within_ms: Whole = 5000
-    """How long the asker waits for results. An end that passes the verb on reports a failure before that."""
+    """The time for which the asker waits for results. An end that passes the verb on reports a failure before that."""
 
 
 @attrs.frozen
@@ -747,7 +747,7 @@ def names_of(model: object) -> tuple[str, ...]:
 
 
 _log_of_states: Final = RateLimitedLog()
-"""What ranks send can make a state one that cannot be sent, and each viewer that comes asks for it."""
+"""Rate-limited: events of ranks can make a state that cannot be sent, and each new viewer asks for it."""
 
 
 def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:

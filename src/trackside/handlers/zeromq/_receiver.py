@@ -71,7 +71,7 @@ from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pac
 from trackside.wire._sequence import MAX_COUNT, MAX_HOLES, count_of
 
 GRACE_S: Final = 10.0
-"""What a source that is known from the log alone is given to come back to a collector that was restarted."""
+"""The time that a source known from the log alone has to come back to a restarted collector."""
 FORWARDS: Final = "forwards"
 """In the status of a beat: whether this end is a forwarder, whose sources are others."""
 QUIET: Final = "quiet"
@@ -89,7 +89,7 @@ class SourceState:
     source: Source
     heard_s: float
     tracker: SequenceTracker = attrs.field(factory=SequenceTracker)
-    """Which of its numbers came, which are missing, which came twice."""
+    """The numbers that came, those that are missing, and those that came twice."""
     events: int = 0
     """That came, each once."""
     dropped: int = 0
@@ -97,9 +97,9 @@ class SourceState:
     producer: Producer | None = None
     """The peer through which it was heard last; None if it is known from the log alone."""
     silent_s: float | None = None
-    """When it was found silent; None while it is not."""
+    """The time when it was found silent; None while it is not."""
     signs: LifeSigns = attrs.field(factory=LifeSigns)
-    """What is known of its life; times are by its own clock."""
+    """The signs that it is alive, or not; times are by its own clock."""
     is_restored: bool = False
     """Whether it is known from the log alone."""
     last_step: int = -1
@@ -134,7 +134,7 @@ class SourceState:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> SourceState:
-        """Return what `dump` returned; for `decoding`, which makes an error of whatever this raises."""
+        """Return the state that `dump` wrote; call it within `decoding`, which turns any exception into one error."""
         next_seq, missing, repeated = map(count_of, state["numbers"])
         events, dropped, last_step = state["counts"]
         holes, open_spans = state["holes"], dict(state["open_spans"])
@@ -199,7 +199,7 @@ class SourceRegistry:
     def __init__(self, silent_after_s: float | None = None, *, unasked_interval_s: float | None = BEAT_S) -> None:
         self.states: dict[str, SourceState] = {}
         self.least_silence_s = 0.0
-        """How long a state must be unheard at least, unless *silent_after_s* is given."""
+        """The shortest time for which a state must be unheard, unless *silent_after_s* is given."""
         self._silent_after_s = silent_after_s
         self._unasked_interval_ns = None if unasked_interval_s is None else round(unasked_interval_s * 1e9)
 
@@ -427,7 +427,7 @@ class ClockEstimate:
 _ACK_BYTES: Final = 32 << 10
 _ACK_ENTRIES: Final = 128
 _HOLE_S: Final = 0.05
-"""How long a hole is given to fill by itself: what was overtaken is still to come."""
+"""The time that a hole is given to fill by itself: what was overtaken is still to come."""
 _ASK_AGAIN_S: Final = 0.5
 _FETCH: Final = 4
 
@@ -489,7 +489,7 @@ class StreamConsumer:
     repeated: int = 0
     """Entries that came twice."""
     replays: int = 0
-    """How often entries had to be asked for again."""
+    """The number of times that entries had to be asked for again."""
     unfinished_snapshots: int = 0
     """Announced, and not sent in time."""
     is_subscribed: bool = False
@@ -729,14 +729,14 @@ class Producer:
     buckets: PeerBuckets
     heard_s: float
     greeted_s: float = 0.0
-    """When it was first heard of."""
+    """The time when it was first heard of."""
     is_settled: bool = False
     """Whether it has been there for long enough to have an allowance of its own."""
     clock: ClockEstimate = attrs.field(factory=ClockEstimate)
     sources: set[str] = attrs.field(factory=set)
     """Ids of those who were heard over it."""
     status: dict[str, Any] = attrs.field(factory=dict)
-    """What it last said of itself."""
+    """Its latest description of itself."""
     is_known: bool = False
     """Whether it has said anything of itself: only then is it clear whether others are behind it."""
     has_left: bool = False
@@ -755,7 +755,7 @@ class Producer:
 
 
 def clock_news(producer: Producer) -> Iterator[ClockCompared]:
-    """Yield what the latest exchanges say of the clock of *producer*, for each source that has it, if that is new."""
+    """Yield the latest comparison of the clock of *producer*, for each of its sources, if it is new."""
     named = producer.status.get(SOURCE) if producer.status.get(FORWARDS) else None
     names = [named] if isinstance(named, str) else sorted(producer.sources)[:_MOST_COMPARED]
     # An offset is published once: not before its source is known.
@@ -882,7 +882,7 @@ class Receiver:
         return producer
 
     def _origin(self, user: str, now_s: float) -> Origin:
-        """Return where the message came from that is being received."""
+        """Return the origin of the message that is being received."""
         name = (user, self._origin_of())
         if name not in self._origins and len(self._origins) >= MAX_PRODUCERS:
             name = ("", "")  # who has very many addresses has not as many allowances
@@ -1002,7 +1002,7 @@ class Receiver:
         def introduce(snapshot: bytes) -> None:
             self._listener.on_introduction(producer, snapshot)
 
-        # What the first are sent unacknowledged may be much, what the thousandth is must be little.
+        # The windows of the first producers may be large, but that of the thousandth must be small.
         window_bytes = max(
             LEAST_WINDOW_BYTES, min(WINDOW_BYTES, ALL_RECEIVE_WINDOWS_BYTES // (len(self.producers) + 1))
         )

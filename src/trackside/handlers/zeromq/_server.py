@@ -262,6 +262,7 @@ class Stream:
         here, before = self.ring.position(index)
         before = before if here == index else self._settled
         self.acknowledge(before)
+        self._given_up.clear()  # whatever another viewer passed over is due again
         return before
 
     def give_up(self, first: int, before: int) -> None:
@@ -288,6 +289,16 @@ class ReadySnapshot(NamedTuple):
     next_index: int
     before: int
 
+    @classmethod
+    def take(cls, snapshot: Snapshot, ring: Ring, trouble: RateLimitedLog) -> ReadySnapshot | None:
+        """Return *snapshot* at the end of *ring*; None, with a warning, if it cannot be encoded."""
+        try:
+            data = encode_snapshot(snapshot)
+        except Exception as error:
+            trouble.complain("a snapshot could not be taken: %s", described(error))
+            return None
+        return cls(data, ring.next_index, ring.before)
+
 
 @attrs.define(eq=False)
 class ViewerState:
@@ -309,9 +320,9 @@ class ViewerState:
     snapshot: bytes | None = None
     window_bytes: int = WINDOW_BYTES
     began_s: float = 0.0
-    """When its snapshot was ready."""
+    """The time when its snapshot was ready."""
     asked_s: float = -1e9
-    """When it last asked for models' states."""
+    """The time when it last asked for models' states."""
     _before: int = 0
     """Events in the entries before the cursor."""
     _in_flight: deque[tuple[int, int, int]] = attrs.field(factory=deque)
@@ -1047,15 +1058,9 @@ class Publisher(Closing):
         names = list(models)
 
         def act(view: BarrierView) -> None:  # on the dispatcher, which alone appends to the ring
-            try:
-                places = [SourcePosition(view.source, view.next_seq, view.dropped)] if view.source is not None else []
-                states = dump_models(view.models, names)
-                data = encode_snapshot(Snapshot(places, states, clock.now_ns()))
-            except Exception as error:
-                self._trouble.complain("a snapshot could not be taken: %s", described(error))
-                done(None)
-            else:
-                done(ReadySnapshot(data, ring.next_index, ring.before))
+            places = [SourcePosition(view.source, view.next_seq, view.dropped)] if view.source is not None else []
+            snapshot = Snapshot(places, dump_models(view.models, names), clock.now_ns())
+            done(ReadySnapshot.take(snapshot, ring, self._trouble))
 
         self._look(act)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trackside.handlers.zeromq._server import StreamServer
 
 SERVICE_RING_BYTES: Final = 64 << 20
-"""What a collector or a forwarder keeps, of many ranks, for other ends that are slow or away."""
+"""The size of the ring of a collector or a forwarder, which has many ranks, for peers that are slow or away."""
 _TICK_S: Final = 0.05
 _AT_ONCE: Final = 1024
 
@@ -51,7 +51,7 @@ class Service(Closing, ABC):
         self._stop = StopEvent()
         self._is_closed = False
         self._closed_whole = False
-        """What the first `close` returned, which every further one returns again."""
+        """The result of the first `close`, which every further one returns again."""
         self._ticked_s = 0.0
         self._connections: list[Connection] = []
 

@@ -93,7 +93,7 @@ class Role(enum.Enum):
 
 
 _KEYS: Final[Mapping[Role, Iterable[str]]] = {Role.SERVER: (VIEWER, CONTROL), Role.RECEIVER: (RANK,)}
-"""Whose keys an end admits. An end that connects knows its peer by the server's key, and sees no other."""
+"""The roles whose keys an end admits. An end that connects knows its peer by the server's key, and sees no other."""
 
 
 class State(enum.Enum):
@@ -179,7 +179,7 @@ _TABLE: Final[dict[tuple[Role, State], dict[type[Message], Action]]] = {
 
 
 def action_for(role: Role, state: State, kind: type[Message]) -> Action:
-    """Return what an end of *role* does with a message of *kind* from a peer that is in *state* to it."""
+    """Return the action of an end of *role* for a message of *kind* from a peer in *state*."""
     return _TABLE.get((role, state), {}).get(kind, Action.IGNORE)
 
 
@@ -221,7 +221,7 @@ class Sessions(Generic[P]):
         self._trouble = RateLimitedLog()
 
     def state_of(self, address: bytes) -> State:
-        """Return what is known of the peer at *address*."""
+        """Return the record of the peer at *address*."""
         if self.role.connects:
             return self._state
         return State.MET if address in self.peers else State.UNMET
@@ -328,5 +328,5 @@ class Sessions(Generic[P]):
 
 
 def describe_process() -> str:
-    """Return who this process is, for people at the other end."""
+    """Return a description of this process, for people at the other end."""
     return f"{Path(sys.argv[0] or 'python').name} on {network.gethostname()}, process {os.getpid()}"[:200]

@@ -5,21 +5,19 @@ Fixtures shared by the tests of goodput: streams of events and records of ml-goo
 from __future__ import annotations
 
 import collections
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from processes import Process
 from trackside.events import (
     Heartbeat,
     IterationEnded,
     IterationSpanEnded,
     ProfileSpanEnded,
-    Source,
     SourceEnded,
     SourceStarted,
     SpanEnded,
-    SpanStarted,
     StepStarted,
 )
 from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads
@@ -32,49 +30,29 @@ if TYPE_CHECKING:
     from trackside.handlers.models.goodput import GoodputResult
 
 
-class Stream:
-    """One process's events, in the order in which it publishes them."""
-
-    def __init__(self, source: Source | None = None, **identity: Any) -> None:
-        identity = {"id": f"p{identity.get('rank', 0)}-{identity.get('attempt', 0)}", "run_id": "run", **identity}
-        self.source = source or Source(**identity)
-        self.events: list[Event] = []
-        self.ids = itertools.count(1)
-
-    def put(self, event: Event) -> Stream:
-        """Publish *event*."""
-        event._source, event._seq = self.source, len(self.events)
-        self.events.append(event)
-        return self
+class Stream(Process):
+    """One process's events, in the order in which it publishes them, at any times."""
 
     def start(self, at: int) -> Stream:
         """Publish that the process starts."""
-        return self.put(SourceStarted(at_ns=at, identity=self.source.to_wire(), span_id=0, step=-1))
+        return self.add(SourceStarted, at_ns=at, identity=self.source.to_wire())
 
     def end(self, at: int, reason: str = "exit") -> Stream:
         """Publish that the process comes to a good end."""
-        return self.put(SourceEnded(at_ns=at, reason=reason, span_id=0, step=-1))
+        return self.add(SourceEnded, at_ns=at, reason=reason)
 
     def step(self, number: int, start: int, end: int, **fields: Any) -> Stream:
         """Publish the end of an iteration."""
-        duration = end - start
-        return self.put(
-            IterationEnded(
-                at_ns=end, duration_ns=duration, span_id=next(self.ids), step=number, parent_span_id=0, **fields
-            )
-        )
+        known = {"at_ns": end, "duration_ns": end - start, "span_id": next(self.ids), "step": number}
+        return self.add(IterationEnded, **known, parent_span_id=0, **fields)
 
     def step_start(self, number: int, at: int) -> Stream:
         """Publish the start of a step whose end is not recorded."""
-        return self.put(StepStarted(at_ns=at, step=number, span_id=0))
+        return self.add(StepStarted, at_ns=at, step=number)
 
     def open(self, name: str, at: int, parent: int = 0, **attributes: Any) -> int:
         """Publish the start of a long span and return its id."""
-        number = next(self.ids)
-        self.put(
-            SpanStarted(at_ns=at, span_id=number, parent_span_id=parent, name=name, attributes=attributes, step=-1)
-        )
-        return number
+        return self.start_span(name, at_ns=at, parent=parent, attributes=attributes)
 
     def span(
         self,
@@ -89,17 +67,8 @@ class Stream:
     ) -> Stream:
         """Publish the end of a span; without *id* its start was never published."""
         kind = kind or (ProfileSpanEnded if name == "data_loading" else IterationSpanEnded)
-        return self.put(
-            kind(
-                at_ns=end,
-                duration_ns=end - start,
-                span_id=id or next(self.ids),
-                parent_span_id=parent,
-                name=name,
-                attributes=attributes,
-                step=-1,
-            )
-        )
+        known = {"at_ns": end, "duration_ns": end - start, "span_id": id or next(self.ids), "parent_span_id": parent}
+        return self.add(kind, **known, name=name, attributes=attributes)
 
     def long(self, name: str, start: int, end: int, **attributes: Any) -> Stream:
         """Publish both the start and the end of a span."""
@@ -109,7 +78,7 @@ class Stream:
     def beat(self, at: int, inside: Iterable[Any] | None = None) -> Stream:
         """Publish a heartbeat; *inside* is the innermost open span of the main thread: id, name, start."""
         spans = {"MainThread": list(inside)} if inside else {}
-        return self.put(Heartbeat(at_ns=at, sequence=0, open_spans=spans, span_id=0, step=-1))
+        return self.add(Heartbeat, at_ns=at, sequence=0, open_spans=spans)
 
 
 def fed(*streams: Stream, **settings: Any) -> GoodputAccumulator:

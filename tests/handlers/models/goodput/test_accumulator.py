@@ -12,6 +12,7 @@ import pytest
 from framing import frame_of
 from trackside.events import ConfigError, DecodeError, Source
 from trackside.handlers.models.goodput import GoodputAccumulator, _packed, _track
+from trackside.testing import recorded
 from trackside.wire import FrameDecoder
 
 pytestmark = pytest.mark.once
@@ -376,6 +377,5 @@ class TestReplay:
         job = train(stream().start(1), 100).span("x", 500, 700, badput_type="sdc").end(1_001)
         model = GoodputAccumulator()
         for event in FrameDecoder().decode(frame_of("p0-0", job.events)).events:
-            event._source = Source.from_wire(job.source.to_wire())
-            model(event)
+            model(recorded(event, source=Source.from_wire(job.source.to_wire()), seq=event.seq))
         assert model.result() == feed(job).result()

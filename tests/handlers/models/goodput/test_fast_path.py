@@ -309,6 +309,7 @@ class TestUsual:
                 model(event)
             if place > 4 * 338:
                 assert models[0].dump() == models[1].dump(), place
+        assert place > 4 * 338
 
     def test_long_span_within_a_step(self, stream):
         """A span over the whole past that ends within a step has the time that others left."""

@@ -25,7 +25,8 @@ def test_one_of_many(monkeypatch):
     looked = []
     between = Timeline.between
     monkeypatch.setattr(Timeline, "between", lambda line, *at: looked.append(at) or between(line, *at))
-    start_ns, end_ns = model.attempts()[20]
-    result = model.result(start_ns=start_ns, end_ns=end_ns)
+    attempt = model.attempts()[20]
+    looked.clear()
+    result = model.result(start_ns=attempt.start_ns, end_ns=attempt.end_ns)
     assert (result.start_ns, result.productive_s) == (1_200 * S, 5.0)
     assert 0 < len(looked) < ATTEMPTS

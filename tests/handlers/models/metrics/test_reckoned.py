@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from processes import Process
 from trackside.events import (
     IterationEnded,
     ProfileSpanEnded,
@@ -22,7 +24,7 @@ from trackside.events import (
     TrainingMetricsUpdated,
     TrainingWindowUpdated,
 )
-from trackside.handlers.models import TrainingMetrics
+from trackside.handlers.models import TrainingMetrics, training_metrics
 from trackside.handlers.models.steps import StepTimer
 
 pytestmark = pytest.mark.once
@@ -52,7 +54,7 @@ class Done:
     parts: Counter[str]
 
 
-class Job:
+class Job(Process):
     """
     The events of one random process, in order, and the true values behind them.
 
@@ -64,14 +66,15 @@ class Job:
     """
 
     def __init__(self, source, rng, *, log_every, configured):
-        self.source, self.rng, self.log_every = source, rng, log_every
-        self.now_ns, self.latest_id = 0, VALIDATION_LOOP
+        super().__init__(source)
+        self.rng, self.log_every = rng, log_every
+        self.longest_ns = 30 * S
+        self.ids = itertools.count(VALIDATION_LOOP + 1)
         self.batch = rng.randint(1, 9) if configured else None
         self.seq_length = rng.choice([None, 3]) if configured else None
         self.flops_per_sample = rng.choice([None, TERA]) if configured else None
         self.peak = rng.choice([None, 9e12]) if configured else None
         self.timer = StepTimer()  # whose own tests define a step's time
-        self.recorded = []
         self.done = []
         self.failed = 0
         self.windows = []
@@ -86,30 +89,28 @@ class Job:
             flops_per_sample=self.flops_per_sample,
             peak_flops_per_s=self.peak,
         )
-        self._record(
-            SpanStarted, span_id=LOOP, parent_span_id=0, name="training_loop", attributes={"train_iterations_start": 0}
-        )
+        self.at_ns += self.rng.randint(0, S)
+        self.start_span("training_loop", span_id=LOOP, attributes={"train_iterations_start": 0})
 
     def _record(self, cls, **known):
-        self.now_ns += self.rng.randint(0, S)
+        self.at_ns += self.rng.randint(0, S)
         around = "parent_span_id" if hasattr(cls, "parent_span_id") else "span_id"
-        event = cls(**{"at_ns": self.now_ns, around: LOOP, "step": -1} | known)
-        event._source = self.source
-        self.recorded.append(event)
+        self.add(cls, **{around: LOOP, **known})
+
+    def put(self, event):
+        """Record *event*."""
+        super().put(event)
         if isinstance(event, SpanStarted):
             self.timer.span_started(event)
         elif isinstance(event, SpanEnded):
             self.timer.span_ended(event)
         elif isinstance(event, IterationEnded):
             self.step = self.timer.iteration_ended(event)
-
-    def _fresh(self):
-        self.latest_id += 1
-        return self.latest_id
+        return self
 
     def _span(self, parent_id, depth=0):
         """Publish a span and those in it; return the length of each part that its parent must count."""
-        rng, own_id = self.rng, self._fresh()
+        rng, own_id = self.rng, next(self.ids)
         name = rng.choice([*PARTS, *OTHERS])
         held = Counter()
         for _ in range(rng.randint(0, 2) if depth < 3 else 0):
@@ -128,7 +129,7 @@ class Job:
 
     def train(self):
         """Publish a training iteration."""
-        rng, own_id = self.rng, self._fresh()
+        rng, own_id = self.rng, next(self.ids)
         self.pending += self._spans(LOOP, 1)
         parts, self.pending = self._spans(own_id, 3) + self.pending, Counter()
         (samples, meant), (tokens, meant_tokens), (flops, meant_flops) = (rng.choice(WHOLE) for _ in range(3))
@@ -158,15 +159,16 @@ class Job:
         elif None not in (meant, self.flops_per_sample):
             meant_flops = meant * self.flops_per_sample
         self.done.append(
-            Done(self.step.step_ns, self.now_ns, len(self.done), meant, meant_tokens, meant_flops, meant_loss, parts)
+            Done(self.step.step_ns, self.at_ns, len(self.done), meant, meant_tokens, meant_flops, meant_loss, parts)
         )
-        if len(self.done) % self.log_every == 0:
+        begun = self.windows[-1][0] if self.windows else 0
+        if len(self.done) % self.log_every == 0 or sum(one.duration_ns for one in self.done[begun:]) >= self.longest_ns:
             self.windows.append((len(self.done), self.failed))
 
     def validate(self):
         """Publish a validation, which is no part of training; data loaded before it counts for training."""
         for _ in range(self.rng.randint(0, 3)):
-            own_id = self._fresh()
+            own_id = next(self.ids)
             self._spans(own_id, 2)
             self._spans(VALIDATION_LOOP, 1)
             self._record(
@@ -314,7 +316,7 @@ class TestReckoned:
         jobs = [some_job(Source(id=letter * 16, world_size=rng.choice([1, 4])), rng) for letter in "ab"]
         updates, current = [], None
         model = TrainingMetrics(publish=lambda update: updates.append((current, update)))
-        waiting = [list(reversed(job.recorded)) for job in jobs]
+        waiting = [list(reversed(job.events)) for job in jobs]
         while any(waiting):
             event = rng.choice([stream for stream in waiting if stream]).pop()
             current = event.source
@@ -323,15 +325,17 @@ class TestReckoned:
         for job in jobs:
             check(job, trained(updates, job.source))
 
-    def test_a_long_window(self, rng):
+    def test_a_long_window(self, rng, monkeypatch):
         """So has the single update of a window of 700 iterations."""
+        monkeypatch.setattr(training_metrics, "_LONGEST_WINDOW_NS", math.inf)
         job = Job(Source(id="c" * 16), rng, log_every=10_000, configured=True)
+        job.longest_ns = math.inf
         for _ in range(700):
             job.train()
         job.end()
         updates = []
         model = TrainingMetrics(publish=lambda update: updates.append((job.source, update)))
-        for event in job.recorded:
+        for event in job.events:
             model(event)
         assert len(updates) == 2
         check(job, trained(updates, job.source))

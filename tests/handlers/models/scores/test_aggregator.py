@@ -16,6 +16,7 @@ from trackside.events import (
     TrainingConfigured,
 )
 from trackside.handlers.models.scores import Missing, ScoreAggregator, Thresholds
+from trackside.testing import recorded
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +43,7 @@ def feed(aggregator, source, section_window):
     return feed_window
 
 
-def recorded(published):
+def revisions(published):
     return [(event.window, event.revision) for event in published]
 
 
@@ -50,30 +51,30 @@ class TestClosing:
     def test_all_in(self, feed, published):
         """A window closes with the last rank's."""
         feed(0, {0: 1, 1: 1, 2: 1})
-        assert recorded(published) == []
+        assert revisions(published) == []
         feed(0, {3: 1})
-        assert recorded(published) == [(0, 4)]
+        assert revisions(published) == [(0, 4)]
 
     def test_others_past_it(self, feed, published):
         """A dead rank does not delay the report: the window closes when all the others are in the next one."""
         feed(0, {0: 1, 1: 1, 2: 1})
         feed(1, {0: 1, 1: 1})
-        assert recorded(published) == []
+        assert revisions(published) == []
         feed(1, {2: 1})
-        assert recorded(published) == [(0, 3)]
+        assert revisions(published) == [(0, 3)]
 
     def test_few_do_not_close(self, feed, published):
         """Less than half of the ranks cannot close a window by going on to the next."""
         feed(0, {0: 1})
         feed(1, {0: 1})
-        assert recorded(published) == []
+        assert revisions(published) == []
 
     def test_far_ahead(self, feed, published):
         """A rank that is two windows ahead closes a window with few ranks."""
         feed(0, {0: 1})
         feed(1, {0: 1})
         feed(2, {0: 1})
-        assert recorded(published) == [(0, 1)]
+        assert revisions(published) == [(0, 1)]
 
     def test_dead_rank_is_named(self, feed, aggregator):
         """A rank that was stopped is reported as silent, and the others are scored without it."""
@@ -89,13 +90,13 @@ class TestClosing:
         """A rank that goes through a window twice does not count as two ranks."""
         feed(0, {0: 1}, world=2)
         feed(0, {0: 1}, world=2)
-        assert recorded(published) == []
+        assert revisions(published) == []
 
     def test_new_attempt(self, feed, published):
         """The first window of the next attempt closes the open window of the one before."""
         feed(5, {0: 1, 1: 1})
         feed(5, {0: 1}, attempt=1)
-        assert recorded(published) == [(5, 2)]
+        assert revisions(published) == [(5, 2)]
 
 
 class TestAmending:
@@ -104,7 +105,7 @@ class TestAmending:
         feed(0, {0: 2, 1: 2, 2: 2})
         feed(1, {0: 2, 1: 2, 2: 2})
         feed(0, {3: 1})
-        assert recorded(published) == [(0, 3), (0, 4)]
+        assert revisions(published) == [(0, 3), (0, 4)]
 
     def test_scores_follow(self, feed, aggregator):
         """The amended scores are those of all ranks."""
@@ -118,9 +119,9 @@ class TestAmending:
         feed(0, {0: 1, 1: 1}, world=8)
         feed(2, {0: 1}, world=8)
         feed(0, {2: 1, 3: 1}, world=8)
-        assert recorded(published) == [(0, 2)]
+        assert revisions(published) == [(0, 2)]
         feed(3, {0: 1}, world=8)
-        assert recorded(published) == [(0, 2), (0, 4)]
+        assert revisions(published) == [(0, 2), (0, 4)]
 
     def test_too_late(self, feed, aggregator):
         """A rank that comes when its window is no longer kept is counted."""
@@ -174,17 +175,18 @@ class TestPeers:
 class TestReasons:
     def test_gpu_off(self, aggregator, source, section_window):
         """The reason that a rank gives for lacking GPU times is quoted."""
-        event = GpuTimingUnavailable(reason="there is no GPU")
-        event._source = source(0, world=1)
-        aggregator(event)
+        aggregator(recorded(GpuTimingUnavailable(reason="there is no GPU"), source=source(0, world=1)))
         aggregator(section_window(source(0, world=1), 0, {"s": 1}))
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "off: there is no GPU")]
 
     def test_something_else_is_timed(self, aggregator, source, section_window):
         """A rank that times other work under the kernels' names has GPU times."""
-        event = GpuTimingUnavailable(reason="CUPTI is taken", instead="the sections' stretches of the stream")
-        event._source = source(0, world=1)
-        aggregator(event)
+        aggregator(
+            recorded(
+                GpuTimingUnavailable(reason="CUPTI is taken", instead="the sections' stretches of the stream"),
+                source=source(0, world=1),
+            )
+        )
         aggregator(section_window(source(0, world=1), 0, {"a": 1.0}))
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "no samples")]
 
@@ -274,9 +276,7 @@ class TestHistory:
     def test_perf_tag_of_the_training(self, feed, aggregator, source):
         """A training that is configured under another tag resets the history as well."""
         feed(0, {0: 10}, world=1)
-        event = TrainingConfigured(perf_tag=["large"])
-        event._source = source(0, world=1)
-        aggregator(event)
+        aggregator(recorded(TrainingConfigured(perf_tag=["large"]), source=source(0, world=1)))
         feed(1, {0: 20}, world=1)
         assert aggregator.result().windows[-1].individual.sections["s"] == [1.0]
 

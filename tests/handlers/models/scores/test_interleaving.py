@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from children import printed_by
+from processes import of
 from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow, Source, TrainingConfigured
 from trackside.handlers import EventLog, replay
@@ -43,9 +44,9 @@ def build(request):
         source = made.make_source(rank, world=3, attempt=attempt)
         for step in said:
             if step == "no gpu":
-                yield made.stamped(GpuTimingUnavailable(reason="none here"), source)
+                yield of(source, GpuTimingUnavailable(reason="none here"))
             elif step[0] == "tag":
-                yield made.stamped(TrainingConfigured(perf_tag=[step[1]]), source)
+                yield of(source, TrainingConfigured(perf_tag=[step[1]]))
             else:
                 window, medians, launches = step
                 if launches is not None:

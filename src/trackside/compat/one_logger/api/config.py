@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import Settings, initialize, resolved
+from trackside.compat.one_logger._configuration import Settings, initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import TelemetryConfig
 from trackside.job import JobConfig, LogConfig
 
@@ -81,7 +81,7 @@ class OneLoggerConfig(Settings):
     summary_data_schema_version: str = "1.0.0"
     telemetry_config: TelemetryConfig | None = None
     given: dict[str, Any] = attrs.field(factory=dict, repr=False, eq=False)
-    """What was given of all this."""
+    """The fields that were given, by name."""
 
     def __init__(self, **given: Any) -> None:
         initialize(self, {**given, "given": given})

@@ -66,7 +66,7 @@ class Span:
         self.events: list[Event] = [start_event]
         self._initial = Attributes() if span_attributes is None else span_attributes
         self.updated_attributes: Attributes = type(self._initial)()
-        """What was added or changed since it was opened."""
+        """The attributes that were added or changed since it was opened."""
 
     @classmethod
     def create(

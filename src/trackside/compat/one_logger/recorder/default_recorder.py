@@ -134,7 +134,7 @@ class DefaultRecorder(Recorder):
         """
         Open a span within *parent_span*, or within the innermost open one.
 
-        What is said of its start is said of the span.
+        The attributes of its start are the span's.
 
         Raises:
             OneLoggerError: if the recorder is closed.

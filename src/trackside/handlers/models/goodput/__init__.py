@@ -9,6 +9,7 @@ from trackside.handlers.models.goodput._buckets import AFTER_STEPS, BEFORE_STEPS
 from trackside.handlers.models.goodput._goodput_monitor import GoodputAccumulator, GoodputMonitor, update_of
 from trackside.handlers.models.goodput._peer_records import PayloadReader, read_payloads
 from trackside.handlers.models.goodput._result import (
+    AttemptTimes,
     GoodputResult,
     RankTimes,
     SliceEfficiency,
@@ -20,6 +21,7 @@ __all__ = [
     "AFTER_STEPS",
     "BEFORE_STEPS",
     "PEER_NAMES",
+    "AttemptTimes",
     "EndedStep",
     "GoodputAccumulator",
     "GoodputMonitor",

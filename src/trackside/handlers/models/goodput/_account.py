@@ -7,6 +7,7 @@ An `Account` judges the time of one process, given what was learnt since. Attemp
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
@@ -75,7 +76,7 @@ class Hindsight:
     is_over: bool = False
     """Whether there is a later attempt."""
     until: int = 0
-    """How long the process is known to have been alive, in ns since the epoch."""
+    """The time until which the process is known to have been alive, in ns since the epoch."""
     excluded: tuple[Stretch, ...] = ()
     """Stretches that the question leaves out, disjoint and in order: no step has time of its own there."""
 
@@ -91,12 +92,12 @@ class Account:
     def __init__(self, process: ProcessState, hindsight: Hindsight) -> None:
         self.process = process
         self.until = hindsight.until
-        """How long the process is known to have been alive, in ns since the epoch."""
+        """The time until which the process is known to have been alive, in ns since the epoch."""
         self._track = process.track
         self._hindsight = hindsight
         number = hindsight.wasted_from
         self.wasted_at = None if number is None else self._track.time_of(number)
-        """Where the work begins that a later attempt did again; None if there is none."""
+        """The time at which the work begins that a later attempt did again; None if there is none."""
         self._spans = [span for span in process.opened() if span.start < hindsight.until]
         step = process.open_step
         self._step = step if step is not None and step.start < hindsight.until else None
@@ -211,7 +212,7 @@ class Account:
         return self._own(slices, self._covered_from())
 
     def _own(self, slices: Iterable[Slice], end: int) -> list[Stretch]:
-        """Return what of a step's *slices* is its own time before *end*, without what is excluded."""
+        """Return the stretches of a step's own time in *slices* before *end*, without those that are excluded."""
         own = [(first, min(last, end)) for first, last, code, _ in slices if code >> KIND_SHIFT == STEP and first < end]
         for first, last in self._hindsight.excluded:
             pieces = [((start, min(stop, first)), (max(start, last), stop)) for start, stop in own]
@@ -458,9 +459,11 @@ class Timeline:
     def between(self, start: int, end: int) -> Sums:
         """Return the time from *start* to *end*, in ns by bucket."""
         sums: Sums = {}
-        for leg in self.legs:
-            if leg.start < end and leg.end > start:
-                add(sums, leg.between(start, end))
+        first = bisect.bisect_right(self.legs, start, key=lambda leg: leg.end)
+        for leg in itertools.islice(self.legs, first, None):
+            if leg.start >= end:
+                break
+            add(sums, leg.between(start, end))
         return sums
 
 
@@ -475,7 +478,7 @@ def timeline(
     Lay out *attempts* one after the other, each until the next one begins.
 
     A job of several ranks waits for its slowest one: an attempt's time is that of the rank that got least out of it.
-    What lies before that rank began or after it fell silent is that of the first and of the last one to be there.
+    Time before that rank began or after it fell silent is that of the first and of the last rank to be there.
 
     Args:
         attempts: In order of their start; at least one.
@@ -594,14 +597,14 @@ class SessionState:
     ) -> dict[ProcessState, Account]:
         accounts: dict[ProcessState, Account] = {}
         for attempt in attempts:
-            is_over = attempt is not attempts[-1]
+            is_over, last = attempt is not attempts[-1], attempt.last
             for process in attempt.processes:
                 until = process.last
                 if not is_over and not process.has_ended:
                     # Heartbeats of one rank come after those of another: it still does what it was last seen doing.
-                    is_running = liveness(process.signs, attempt.last).state == RUNNING
+                    is_running = liveness(process.signs, last).state == RUNNING
                     if is_running and process.heartbeat_interval_ns is not None:
-                        until = attempt.last
+                        until = last
                     until = max(until, alive_until or 0)
                 accounts[process] = self._account(process, Hindsight(attempt.wasted_from, is_over, until, excluded))
         return accounts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -21,7 +21,7 @@ from trackside.events import (
     Source,
     SourceEnded,
 )
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models._model import VersionedModel
 from trackside.handlers.models.goodput._account import EndedStep, Picture, SessionState
 from trackside.handlers.models.goodput._buckets import Problem, Stretch
 from trackside.handlers.models.goodput._reading import (
@@ -33,11 +33,17 @@ from trackside.handlers.models.goodput._reading import (
     read_usual,
     skip,
 )
-from trackside.handlers.models.goodput._result import NS_PER_S, Answer, GoodputResult, Question, normalized
+from trackside.handlers.models.goodput._result import (
+    NS_PER_S,
+    Answer,
+    AttemptTimes,
+    GoodputResult,
+    Question,
+    normalized,
+)
 from trackside.handlers.models.liveness import LifeSigns
 from trackside.wire import FrameView
 
-VERSION: Final = 2
 _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
 """The exceptions that values of the wrong type raise."""
 
@@ -48,12 +54,12 @@ class LatestSteps:
 
     source: Source
     signs: LifeSigns
-    """What `liveness` concludes from whether it is alive."""
+    """The signs from which `liveness` concludes whether it is alive."""
     steps: tuple[tuple[int, int, int], ...]
     """Number, start and end of its last steps, in ns since the epoch; those that failed or were done again too."""
 
 
-class GoodputAccumulator(CalledWithEvents):
+class GoodputAccumulator(VersionedModel):
     """
     Assigns every instant of a session, from its first start to its end, to exactly one bucket.
 
@@ -72,6 +78,8 @@ class GoodputAccumulator(CalledWithEvents):
         ideal_step_time_s: What a step should take; found out from the steps unless given.
     """
 
+    version = 2
+
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (Event,)
 
@@ -81,7 +89,6 @@ class GoodputAccumulator(CalledWithEvents):
         self._readers: dict[type[Event], Reader | None] = dict(READERS)
         self._processes: dict[str, ProcessState] = {}
         self._sessions: dict[str, SessionState] = {}
-        self._missed = 0
         self._due_ns = LATEST_NS
         """Events from this time on, in ns since the epoch, are given to `_consume` one by one."""
         self._source: Source | None = None
@@ -114,10 +121,6 @@ class GoodputAccumulator(CalledWithEvents):
             read_event(process, event, read)
         except _BROKEN:
             process.mend()
-
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
 
     def _reader(self, kind: type[Event]) -> Reader | None:
         found = next((READERS[base] for base in kind.__mro__ if base in READERS), None)
@@ -152,7 +155,7 @@ class GoodputAccumulator(CalledWithEvents):
     def result(
         self,
         *,
-        session: str | None = None,
+        session: str | Collection[str] | None = None,
         start_ns: int | None = None,
         end_ns: int | None = None,
         exclude: Iterable[Stretch] = (),
@@ -166,7 +169,8 @@ class GoodputAccumulator(CalledWithEvents):
         The answers for stretches that follow each other add up to that for the whole.
 
         Args:
-            session: Its name; the one that started last unless given.
+            session: Its name; the one that started last unless given. Several are taken for one, as of ranks to which
+                no launcher gave a common id.
             start_ns: In ns since the epoch; the session's start unless given.
             end_ns: In ns since the epoch; the last event unless given. Up to a later moment nothing is known, unless
                 the job is known to be alive or has ended: after its end there is nothing to account for.
@@ -177,10 +181,22 @@ class GoodputAccumulator(CalledWithEvents):
         Raises:
             ConfigError: if there is no such session.
         """
+        return self._answer(session, start_ns, end_ns, exclude, ideal_step_time_s, is_alive=is_alive).result()
+
+    def _answer(
+        self,
+        session: str | Collection[str] | None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        exclude: Iterable[Stretch] = (),
+        ideal_step_time_s: float | None = None,
+        *,
+        is_alive: bool = False,
+    ) -> Answer:
         asked = self._session(session)
         exclude = normalized(exclude)
         picture = self._picture(asked, end_ns, is_alive=is_alive, exclude=exclude)
-        if len(self.sessions()) > 1 and session is None:
+        if session is None and len(self.sessions()) > 1:
             picture.problems[Problem.OTHER_SESSIONS] = len(self.sessions()) - 1
         if ideal_step_time_s is None:
             ideal_step_time_s = self.ideal_step_time_s
@@ -192,7 +208,7 @@ class GoodputAccumulator(CalledWithEvents):
             validation_is_productive=self.validation_is_productive,
             missed=self._missed,
         )
-        return Answer(asked, picture, question).result()
+        return Answer(asked, picture, question)
 
     def windows(self, length_s: float, *, session: str | None = None, **question: Any) -> list[GoodputResult]:
         """
@@ -209,14 +225,9 @@ class GoodputAccumulator(CalledWithEvents):
         length = round(length_s * NS_PER_S)
         if length < 1:
             raise ConfigError("windows()", length_s, "give a length in seconds, above zero")
-        whole = self.result(session=session, **question)
-        for bound in ("start_ns", "end_ns"):
-            question.pop(bound, None)
-        found = []
-        for start in range(whole.start_ns, whole.end_ns, length):
-            end = min(start + length, whole.end_ns)
-            found.append(self.result(session=whole.session, start_ns=start, end_ns=end, **question))
-        return found
+        whole = self._answer(session, **question)
+        starts = range(whole.start_ns, whole.end_ns, length)
+        return [whole.of(start, min(start + length, whole.end_ns)).result() for start in starts]
 
     def step_times(
         self, *, session: str | None = None, start_ns: int = 0, end_ns: int = LATEST_NS
@@ -231,7 +242,7 @@ class GoodputAccumulator(CalledWithEvents):
             yield from account.steps(start_ns, end_ns)
 
     def lately(self, most_steps: int) -> list[LatestSteps]:
-        """Return what was last heard of each process, with its last steps, at most *most_steps*."""
+        """Return the latest signs of life of each process, and its last steps, at most *most_steps*."""
         found = []
         for process in self._processes.values():
             steps = islice(process.track.steps_backwards(LATEST_NS), most_steps)
@@ -239,25 +250,33 @@ class GoodputAccumulator(CalledWithEvents):
             found.append(LatestSteps(process.source, process.signs, tuple(reversed(recent))))
         return found
 
-    def attempts(self, *, session: str | None = None) -> list[Stretch]:
+    def attempts(self, *, session: str | None = None) -> list[AttemptTimes]:
         """
-        Return of each attempt when it began and until when time is its own, in ns since the epoch.
+        Return what the time of each attempt was spent on, in their order; together that is the time of the session.
 
         Raises:
             ConfigError: if there is no such session.
         """
-        picture = self._picture(self._session(session), None, is_alive=False)
-        starts = [attempt.start for attempt in picture.attempts]
-        return list(zip(starts, [*starts[1:], picture.job.end], strict=True))
+        return self._answer(session).attempts()
 
-    def _session(self, name: str | None) -> SessionState:
+    def _session(self, name: str | Collection[str] | None) -> SessionState:
+        if name and not isinstance(name, str):
+            parts = [self._session(one) for one in sorted(name)]
+            if len(parts) == 1:
+                return parts[0]
+            joined = SessionState(parts[0].name, validation_is_productive=self.validation_is_productive)
+            joined.processes = sorted(
+                chain.from_iterable(one.processes for one in parts), key=lambda one: one.source.id
+            )
+            return joined
+        found = self._sessions.get(name) if isinstance(name, str) else None
+        if found is not None and found.mains():
+            return found
         known = self.sessions()
         if name is None and known:
             return self._sessions[known[-1]]
-        if name is None or name not in known:
-            listed = ", ".join(known) or "none: there is no event of any rank"
-            raise ConfigError("session", name, f"known are {listed}")
-        return self._sessions[name]
+        listed = ", ".join(known) or "none: there is no event of any rank"
+        raise ConfigError("session", name, f"known are {listed}")
 
     @staticmethod
     def _picture(
@@ -275,23 +294,14 @@ class GoodputAccumulator(CalledWithEvents):
                 self._sort(process)
         self._missed += other._missed
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data."""
+    def _dump(self) -> dict[str, Any]:
         ordered = sorted(self._processes.items())
-        return {"version": VERSION, "missed": self._missed, "processes": [process.dump() for _, process in ordered]}
+        return {"processes": [process.dump() for _, process in ordered]}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        with decoding(self, state, VERSION):
-            processes = [ProcessState.load(item) for item in state["processes"]]
-            missed = int(state["missed"])
-        self._processes, self._sessions, self._source, self._missed = {}, {}, None, missed
-        for process in processes:
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._processes, self._sessions, self._source = {}, {}, None
+        for item in state["processes"]:
+            process = ProcessState.load(item)
             self._processes[process.source.id] = process
             self._sort(process)
 

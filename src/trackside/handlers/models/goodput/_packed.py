@@ -130,7 +130,7 @@ _MOST_SLICES: Final = 1 << 24
 """Far more than a block has, a step with a million slices included; a block that says more is none."""
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
 _OWN_TIME: Final = STEP << KIND_SHIFT
-"""What is left of the code of a step's own time by that mask, if the step counts as a sample."""
+"""The code of a step's own time under that mask, if the step counts as a sample."""
 
 
 class AlikeSteps(NamedTuple):
@@ -254,7 +254,7 @@ class Block:
     last_step: int
     """The number of the last step up to here that was not done again; -1 for none."""
     base: int
-    """What the steps' distances start from."""
+    """The value from which the steps' distances start."""
     shape: tuple[tuple[int, int], ...]
     """Of each column its least number, and the bytes that the others need beyond it."""
     data: bytes
@@ -292,7 +292,7 @@ class Block:
         data = b"".join(planes for _, planes in packed)
         shape = tuple((least, len(planes) // len(starts)) for least, planes in packed)
         if codes.count(WHOLE_STEP) < len(codes):
-            # Where steps alternate with other slices, so do lengths and codes: there is something to gain.
+            # If steps alternate with other slices, so do lengths and codes, and compression gains something.
             data = min(data, zlib.compress(data, _QUICKLY), key=len)
         block = cls(starts[0], ends[-1], len(starts), summed.sums, len(summed.nets), last_step, base, shape, data)
         return block, summed
@@ -425,7 +425,7 @@ def _alike(gaps: Sequence[int], codes: Sequence[int]) -> AlikeSteps | None:
 
 
 def _distances_alike(numbers: Sequence[int], steps: AlikeSteps) -> tuple[int, int, list[int]]:
-    """Return what `_distances` does of *steps*."""
+    """Return the result of `_distances` for *steps*."""
     given = numbers[steps.first :: steps.period]
     distances = [1] * len(numbers)
     distances[steps.first :: steps.period] = [1, *map(sub, given[1:], given)]

@@ -139,7 +139,7 @@ class _RecordedJob:
         self._now = _RecordedAttempt(source, at_ns)
         self.attempts.append(self._now)
         self.last_step, self.is_running = -1, True
-        # What was cut off has no end any more; a wait for slices goes on.
+        # Spans that were cut off have no end any more; a wait for slices goes on.
         self.open = {key: span for key, span in self.open.items() if key[0].startswith("elastic")}
         yield self.stamp(SourceStarted(at_ns=at_ns, span_id=0, step=-1, identity=source.to_wire()))
         unplaced, self._unplaced = self._unplaced, []
@@ -154,7 +154,7 @@ class _RecordedJob:
         return self
 
     def fault(self, problem: str, record: object) -> Iterator[Event]:
-        """Say what is wrong with *record*, where it stands; before the first attempt, at its start."""
+        """Yield an event for the fault of *record*; before the first attempt it waits for the start of that."""
         if not self.attempts:
             self._unplaced.append((problem, record))
         else:
@@ -248,7 +248,7 @@ class PayloadReader:
 
 
 def _read(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield what any one record says."""
+    """Yield the events of any one record."""
     if "event_type" in payload:
         yield from _checkpoint(job, payload)
         return
@@ -322,7 +322,7 @@ def _slices(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterat
 
 
 def _point(job: _RecordedJob, payload: Mapping[str, Any], what: str, end: str, at_ns: int) -> Iterator[Event]:
-    """Yield what the start or the end of something says."""
+    """Yield the events of a record of a start or an end."""
     kind = str(payload.get(_TYPED[what], "unknown")) if what in _TYPED else ""
     is_loading = what == "data_loading"
     span = job.open.pop((what, kind), None)
@@ -355,7 +355,7 @@ def _typed(what: str, kind: str) -> tuple[str, dict[str, Any]]:
 
 
 def _checkpoint(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield what a record of Orbax says."""
+    """Yield the events of a record of Orbax."""
     name, parts = _CHECKPOINTS.get(str(payload["event_type"]), ("", ()))
     for part in parts:
         start, duration = payload.get(f"{part}_start_time"), payload.get(f"{part}_duration_secs")

@@ -259,7 +259,7 @@ class ProcessState:
         self.beside.mend()
 
     def dump(self) -> dict[str, Any]:
-        """Return what is known as plain data."""
+        """Return the state as plain data."""
         seen = self.seen_open
         return {
             "source": self.source.to_wire(),
@@ -531,7 +531,7 @@ READERS: Final[dict[type[Event], Reader]] = {
     RecordFaulted: _on_faulted,
     SlicesCounted: _on_slices,
 }
-"""What to do with an event, by its class or the nearest base of it."""
+"""The function that reads an event, by the event's class or the nearest base of it."""
 
 
 _BROKEN: Final = (TypeError, ValueError, AttributeError, LookupError)

@@ -99,7 +99,7 @@ class GoodputResult:
 
     session: str
     start_ns: int
-    """Where the stretch begins, in ns since the epoch."""
+    """The beginning of the stretch, in ns since the epoch."""
     end_ns: int
     elapsed_s: float
     """Its length, less what is excluded."""
@@ -133,7 +133,7 @@ class GoodputResult:
     has_ended: bool
     """Whether the last attempt came to a good end; if not it may be running, or its log is torn."""
     problems: dict[str, int]
-    """What was wrong with the input, and how often."""
+    """The faults of the input, and how often each occurred."""
     missed: int
     """Events that were lost on the way to the model."""
     spent_ns: Sums = attrs.field(repr=False)
@@ -172,7 +172,7 @@ def productive(spent: Sums, *, validation_is_productive: bool) -> int:
 
 
 def badput(spent: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
-    """Return what of *spent* is not productive, in seconds, every bucket named."""
+    """Return the badput of *spent*: the seconds in each bucket that is not productive, also if there are none."""
     found: dict[str, Any] = {}
     for bucket in BUCKETS:
         if bucket == CUSTOM_EVENTS:
@@ -183,6 +183,12 @@ def badput(spent: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
         elif bucket != PRODUCTIVE:
             found[bucket] = seconds(spent.get(bucket, 0))
     return found
+
+
+def named_badput(named: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
+    """Return the badput of *named*, in which time of ``OTHER`` has names, in seconds, every bucket and name given."""
+    found = badput(named, validation_is_productive=validation_is_productive)
+    return {**found, **{name: seconds(named.get(name, 0)) for name in (BEFORE_STEPS, AFTER_STEPS)}}
 
 
 def share(part: float, whole: float) -> float | None:
@@ -289,6 +295,19 @@ def normalized(stretches: Iterable[Stretch]) -> list[Stretch]:
     return found
 
 
+@attrs.frozen
+class AttemptTimes:
+    """The time of one attempt, until the next one began, by what it was spent on."""
+
+    start_ns: int
+    end_ns: int
+    """In ns since the epoch."""
+    productive_s: float
+    goodput: float | None
+    named_badput_s: dict[str, Any]
+    """As in `GoodputResult`."""
+
+
 class Answer:
     """Works out one result."""
 
@@ -296,34 +315,38 @@ class Answer:
         self._session = session
         self._picture = picture
         self._question = question
-        self._start = max(question.start_ns, picture.job.start)
-        self._end = max(min(question.end_ns, picture.job.end), self._start)
+        self.start_ns = max(question.start_ns, picture.job.start)
+        self.end_ns = max(min(question.end_ns, picture.job.end), self.start_ns)
+        """The stretch that the answer is about, in ns since the epoch."""
         self._job_spent = self._spent(picture.job)
+
+    def of(self, start_ns: int, end_ns: int) -> Answer:
+        """Return the answer for another stretch, with all that is known of the session already put together."""
+        return Answer(self._session, self._picture, attrs.evolve(self._question, start_ns=start_ns, end_ns=end_ns))
 
     def result(self) -> GoodputResult:
         """Return the answer."""
         question, picture = self._question, self._picture
         spent, excluded = self._job_spent
-        elapsed = self._end - self._start - excluded
+        elapsed = self.end_ns - self.start_ns - excluded
         gained = productive(spent, validation_is_productive=question.validation_is_productive)
         steps = self._step_times()
         effective = max(0.0, seconds(gained) - steps.degraded_s)
-        starts = [attempt.start for attempt in picture.attempts]
-        ends = [*starts[1:], picture.job.end]
+        stretches = [(start, end) for _, start, end in self._attempts()]
         return GoodputResult(
             session=self._session.name,
-            start_ns=self._start,
-            end_ns=self._end,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
             elapsed_s=seconds(elapsed),
             productive_s=seconds(gained),
             goodput=share(gained, elapsed),
             effective_goodput=share(effective, seconds(elapsed)),
             badput_s=badput(spent, validation_is_productive=question.validation_is_productive),
-            named_badput_s=self._named_badput(starts, ends),
+            named_badput_s=self._named_badput(),
             informational_s={DATA_LOADING_ASYNC: seconds(self._loading())},
             excluded_s=seconds(excluded),
-            attempts=sum(start <= self._end and end >= self._start for start, end in zip(starts, ends, strict=True)),
-            disruptions=sum(self._start < start <= self._end for start in starts[1:]),
+            attempts=sum(start <= self.end_ns and end >= self.start_ns for start, end in stretches),
+            disruptions=sum(self.start_ns < start <= self.end_ns for start, _ in stretches[1:]),
             last_step=self._last_step(),
             step_time=steps,
             ranks=tuple(self._rank(rank, own) for rank, own in picture.ranks.items()),
@@ -335,26 +358,47 @@ class Answer:
             spent_ns=spent,
         )
 
-    def _named_badput(self, starts: Sequence[int], ends: Sequence[int]) -> dict[str, Any]:
+    def attempts(self) -> list[AttemptTimes]:
+        """Return the time of each attempt."""
+        is_validation_productive = self._question.validation_is_productive
+        found = []
+        for attempt, start, end in self._attempts():
+            named = self._named(attempt, start, end)
+            gained = productive(named, validation_is_productive=is_validation_productive)
+            names = named_badput(named, validation_is_productive=is_validation_productive)
+            found.append(AttemptTimes(start, end, seconds(gained), share(gained, end - start), names))
+        return found
+
+    def _attempts(self) -> Iterator[tuple[JobAttempt, int, int]]:
+        """Yield each attempt with its start and its end, in ns since the epoch."""
+        starts = [attempt.start for attempt in self._picture.attempts]
+        return zip(self._picture.attempts, starts, [*starts[1:], self._picture.job.end], strict=True)
+
+    def _named_badput(self) -> dict[str, Any]:
         """Return the job's badput with names for what of its ``OTHER`` is known to be something."""
         named: Sums = {}
-        is_validation_productive = self._question.validation_is_productive
-        for attempt, begin, until in zip(self._picture.attempts, starts, ends, strict=True):
-            if begin >= self._end or until <= self._start:
-                continue  # a job may have thousands of attempts, and be asked about each
-            for start, end, name in self._stretches(attempt, begin, until):
-                spent = self._spent(self._picture.job, start, end)[0]
-                ranks = [self._spent(line, start, end)[0] for line in self._picture.ranks.values()]
-                for bucket in (CHECKPOINT_SAVE,) if is_validation_productive else (VALIDATION, CHECKPOINT_SAVE):
-                    # The account may be that of a rank that waits for the one that evaluates or saves.
-                    longest = max(own.get(bucket, 0) for own in ranks)
-                    waited = min(longest - spent.get(bucket, 0), spent.get(OTHER, 0))
-                    if waited > 0:
-                        subtract(spent, {OTHER: waited})
-                        add(spent, {bucket: waited})
-                add(named, {name if bucket == OTHER else bucket: length for bucket, length in spent.items()})
-        found = badput(named, validation_is_productive=is_validation_productive)
-        return {**found, **{name: seconds(named.get(name, 0)) for name in (BEFORE_STEPS, AFTER_STEPS)}}
+        for attempt, start, end in self._attempts():
+            if start < self.end_ns and end > self.start_ns:
+                add(named, self._named(attempt, start, end))
+        return named_badput(named, validation_is_productive=self._question.validation_is_productive)
+
+    def _named(self, attempt: JobAttempt, begin: int, until: int) -> Sums:
+        """Return the time of *attempt* by bucket, in ns, what of its ``OTHER`` is known to be something."""
+        named: Sums = {}
+        waited_for = (CHECKPOINT_SAVE,) if self._question.validation_is_productive else (VALIDATION, CHECKPOINT_SAVE)
+        lines = [self._picture.ranks[process.source.rank] for process in attempt.processes]
+        for start, end, name in self._stretches(attempt, begin, until):
+            spent = self._spent(self._picture.job, start, end)[0]
+            ranks = [self._spent(line, start, end)[0] for line in lines]
+            for bucket in waited_for:
+                # The account may be that of a rank that waits for the one that evaluates or saves.
+                longest = max(own.get(bucket, 0) for own in ranks)
+                waited = min(longest - spent.get(bucket, 0), spent.get(OTHER, 0))
+                if waited > 0:
+                    subtract(spent, {OTHER: waited})
+                    add(spent, {bucket: waited})
+            add(named, {name if bucket == OTHER else bucket: length for bucket, length in spent.items()})
+        return named
 
     def _stretches(self, attempt: JobAttempt, start: int, end: int) -> Iterator[tuple[int, int, str]]:
         """Yield the time before, among and after the steps of *attempt*, each with the name for what has no bucket."""
@@ -369,7 +413,7 @@ class Answer:
 
     def _spent(self, line: Timeline, first_ns: int = 0, last_ns: int = LATEST_NS) -> tuple[Sums, int]:
         """Return the stretch of *line* by bucket, from *first_ns* to *last_ns*, and what of it is excluded, in ns."""
-        start, end = max(self._start, line.start, first_ns), min(self._end, line.end, last_ns)
+        start, end = max(self.start_ns, line.start, first_ns), min(self.end_ns, line.end, last_ns)
         spent = line.between(start, end)
         excluded = 0
         for first, last in self._question.exclude:
@@ -383,23 +427,23 @@ class Answer:
         """Return the time of all background loading, in ns."""
         total = 0
         for process in self._session.processes:
-            if process.beside.top > self._start:
-                until, _ = process.beside.until(self._end)
-                before, _ = process.beside.until(self._start)
+            if process.beside.top > self.start_ns:
+                until, _ = process.beside.until(self.end_ns)
+                before, _ = process.beside.until(self.start_ns)
                 total += sum(until.values()) - sum(before.values())
         return total
 
     def _last_step(self) -> int | None:
         for attempt in reversed(self._picture.attempts):
             accounts = [self._picture.accounts[process] for process in attempt.processes]
-            steps = [step for account in accounts if (step := account.last_step(self._end)) is not None]
+            steps = [step for account in accounts if (step := account.last_step(self.end_ns)) is not None]
             if steps:
                 return min(steps)
         return None
 
     def _rank(self, rank: int, line: Timeline) -> RankTimes:
         spent, excluded = self._job_spent if line is self._picture.job else self._spent(line)
-        start, end = max(self._start, line.start), min(self._end, line.end)
+        start, end = max(self.start_ns, line.start), min(self.end_ns, line.end)
         elapsed = max(0, end - start - excluded)
         gained = productive(spent, validation_is_productive=self._question.validation_is_productive)
         return RankTimes(
@@ -412,14 +456,10 @@ class Answer:
         )
 
     def _slowest(self) -> Slowest | None:
-        """Return where the slowest rank of an attempt lost most in comparison with the fastest one."""
+        """Return the rank and the bucket that cost most: of each attempt the slowest rank beside the fastest one."""
         costs: dict[tuple[int, str], int] = {}
-        starts = [attempt.start for attempt in self._picture.attempts]
-        ends = [*starts[1:], self._picture.job.end]
-        for attempt, slow, start, end in zip(
-            self._picture.attempts, self._picture.job.slowest, starts, ends, strict=True
-        ):
-            start, end = max(start, self._start), min(end, self._end)  # noqa: PLW2901
+        for (attempt, start, end), slow in zip(self._attempts(), self._picture.job.slowest, strict=True):
+            start, end = max(start, self.start_ns), min(end, self.end_ns)  # noqa: PLW2901
             if len(attempt.processes) == 1 or end <= start:
                 continue
             spent = {process: self._picture.accounts[process].between(start, end) for process in attempt.processes}
@@ -448,13 +488,13 @@ class Answer:
             lengths = Lengths.each(net for account in slowest for net in account.process.track.first_nets())
         usual = LengthSummary.of(lengths, None if configured is None else round(configured * NS_PER_S))
         startup = 0
-        if self._start <= self._picture.job.start and self._end >= self._picture.job.end:
+        if self.start_ns <= self._picture.job.start and self.end_ns >= self._picture.job.end:
             startup = sum(account.startup_beyond(usual.ideal) for account in slowest)
         else:
-            lengths, counted = _lengths_within(slowest, self._start, self._end)
+            lengths, counted = _lengths_within(slowest, self.start_ns, self.end_ns)
             usual = LengthSummary.of(lengths, usual.ideal, usual.slow_from)
-        number, open_ns = slowest[-1].in_progress(self._end)
-        _, before_ns = slowest[-1].in_progress(self._start)
+        number, open_ns = slowest[-1].in_progress(self.end_ns)
+        _, before_ns = slowest[-1].in_progress(self.start_ns)
         degraded = max(0, counted.beyond(usual.ideal) - startup)
         if usual.ideal:
             degraded += max(0, open_ns - max(usual.ideal, before_ns))
@@ -462,13 +502,13 @@ class Answer:
 
     def _slice_efficiency(self) -> SliceEfficiency | None:
         counts = sorted(change for process in self._session.mains() for change in process.slices)
-        length = self._end - self._start
+        length = self.end_ns - self.start_ns
         if not counts or not length:
             return None
         stepping = available = 0.0
-        moments = [max(at, self._start) for at, *_ in counts] + [self._end]
+        moments = [max(at, self.start_ns) for at, *_ in counts] + [self.end_ns]
         for place, (_, active, total, present) in enumerate(counts):
-            lasted = min(moments[place + 1], self._end) - min(moments[place], self._end)
+            lasted = min(moments[place + 1], self.end_ns) - min(moments[place], self.end_ns)
             if total > 0 and lasted > 0:
                 stepping += lasted * active / total
                 available += lasted * present / total

@@ -152,7 +152,7 @@ def _touched(slices: list[Slice], start: int, end: int) -> tuple[int, int]:
 
 
 def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], list[Slice], list[Slice]]:
-    """Return what of *slices* lies before *start*, what between, its gaps filled with `_NOTHING`, and what after."""
+    """Return the parts of *slices* before *start*, between, with gaps filled with `_NOTHING`, and after *end*."""
     before: list[Slice] = []
     within: list[Slice] = []
     after: list[Slice] = []
@@ -192,7 +192,7 @@ class LateSlice:
     """Of a step."""
     is_step: bool = False
     steps_until: int = 0
-    """Where the last step ended when it came, if that was later."""
+    """The end of the last step when it came, if that was later."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -494,8 +494,8 @@ class Track:
         return sums, self._packed.samples + len(summed.nets)
 
     def _open_sums(self) -> SliceSums:
-        """Return what the slices add up to that are not packed."""
-        # What was added since the last question follows what was added up then, unless that was changed.
+        """Return the sums of the slices that are not packed."""
+        # Slices added since the last call follow those added up then, unless these were changed.
         if not self._tallied:
             self._tally = SliceSums()
         if self._codes.count(WHOLE_STEP) == len(self._codes):
@@ -519,7 +519,7 @@ class Track:
         return [*self._packed.first_nets, *self._open_sums().nets]
 
     def time_of(self, number: int) -> int | None:
-        """Return where the first step begins that counts and is *number* or later, of those in order; None if none."""
+        """Return the start of the first step that counts, of those from *number* on in order; None if there is none."""
         self._settle()
         for start, _, code, step in self._slices_from(self._packed.place_of_step(number, self.lap_start)):
             if code & (FIRST | WASTED) == FIRST and step >= number and start >= self.lap_start:

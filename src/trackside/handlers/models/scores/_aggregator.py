@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from trackside.events import (
     Source,
     TrainingConfigured,
 )
-from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models._model import VersionedModel
 from trackside.handlers.models.scores._evaluation import (
     Column,
     Evaluation,
@@ -53,7 +52,7 @@ from trackside.handlers.models.scores._window import (
 from trackside.wire import FrameView
 
 _MOST_AHEAD: Final = 2
-"""How many windows a rank must be ahead for a window to close without the others."""
+"""The number of windows that a rank must be ahead for a window to close without the others."""
 _MAX_NAMES: Final = 1 << 14
 
 
@@ -129,14 +128,14 @@ class RankMeasurements:
     """One rank in one attempt."""
 
     source: tuple[int, str]
-    """When the process began, and its id: of two that claim to be the same rank and attempt the later one counts."""
+    """The start of the process, and its id: of two that claim to be the same rank and attempt the later one counts."""
     sections: Lowest
     kernels: Lowest
     tag: tuple[str, ...] = ()
     section_windows: int = 0
     kernel_windows: int = 0
     gpu_off: str | None = None
-    """Why it has no GPU times, if it said so."""
+    """The reason why it has no GPU times, if it said so."""
 
     def begin_anew(self, tag: tuple[str, ...], relax: float) -> None:
         """Forget what it was capable of: under another performance *tag* the work is another."""
@@ -165,7 +164,7 @@ class RankMeasurements:
 
     @classmethod
     def load(cls, data: Any, relax: float, layouts: Layouts) -> RankMeasurements:
-        """Return what was dumped as *data*."""
+        """Return the object that was dumped as *data*."""
         source, sections, kernels, tag, section_windows, kernel_windows, gpu_off = data
         stream = cls(
             (int(source[0]), str(source[1])),
@@ -196,7 +195,7 @@ class Ranks:
         self._worlds: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self.settings = 0
-        """How often a rank has said something of itself that may change how windows are read."""
+        """The number of times that a rank has said something of itself that may change how windows are read."""
 
     def has_room_for(self, source: Source) -> bool:
         """Return whether *source* is one of as many ranks as can be."""
@@ -206,7 +205,7 @@ class Ranks:
         """
         Return the stream of *source*; None if a later process has the same rank and attempt.
 
-        What an earlier such process said is taken out of *windows*.
+        The windows of an earlier such process are removed from *windows*.
         """
         attempts = self._streams.setdefault(source.rank, {})
         mark = (source.anchor.wall_ns, source.id)
@@ -309,7 +308,6 @@ class Ranks:
 
 
 _MAIN: Final = "main"
-VERSION: Final = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -324,7 +322,7 @@ class ScoreResult:
     """Windows that were refused: columns of unequal length, a name twice, more ranks than can be."""
 
 
-class ScoreAggregator(CalledWithEvents):
+class ScoreAggregator(VersionedModel):
     """
     Compute from the section and kernel windows of all ranks of one run which rank is slow, where and since when.
 
@@ -347,6 +345,8 @@ class ScoreAggregator(CalledWithEvents):
     Raises:
         ConfigError: if an argument is out of its range.
     """
+
+    version = 1
 
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, TrainingConfigured, GpuTimingUnavailable)
@@ -387,7 +387,6 @@ class ScoreAggregator(CalledWithEvents):
         self._forget()
 
     def _forget(self) -> None:
-        self._missed = 0
         self._malformed = 0
         self._windows: dict[Key, Window] = {}
         self._newest: Key = (-1, -1)
@@ -420,10 +419,6 @@ class ScoreAggregator(CalledWithEvents):
                 self._ranks.configure(frame.source, tuple(event.perf_tag))
             elif isinstance(event, GpuTimingUnavailable) and not event.instead:
                 self._ranks.lacks_gpu_times(frame.source, event.reason)
-
-    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
-        self._missed += count
 
     def _consume_event(self, event: SectionWindow | KernelWindow, source: Source) -> None:
         if not is_sound(event) or not self._ranks.has_room_for(source):
@@ -623,48 +618,33 @@ class ScoreAggregator(CalledWithEvents):
 
     # --- moving ------------------------------------------------------------------------------------------------
 
-    def dump(self) -> dict[str, Any]:
-        """Return the state as plain data, for `load` in another process."""
+    def _dump(self) -> dict[str, Any]:
         names = Names()
         windows = [
             [*key, [[rank, member.dump(names.place_of)] for rank, member in sorted(self._windows[key].members.items())]]
             for key in sorted(self._windows)
         ]
         return {
-            "version": VERSION,
             "names": names.dump(),
             "windows": windows,
             "ranks": self._ranks.dump(),
             "streaks": dump_streaks(self._streaks),
-            "missed": self._missed,
             "malformed": self._malformed,
             "too_late": self.too_late,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """
-        Replace the state by one that `dump` returned; what was published from there is not published again.
-
-        Raises:
-            DecodeError: if *state* is anything else; the model is then as it was before.
-        """
-        loaded = copy.copy(self)
-        loaded._forget()  # noqa: SLF001
-        with decoding(self, state, VERSION):
-            loaded._load(state)  # noqa: SLF001
-        vars(self).update(vars(loaded))
-
-    def _load(self, data: Mapping[str, Any]) -> None:
-        self._ranks.load(data["ranks"])
-        layouts = Names.load(data["names"], self._ranks.layouts)
-        for attempt, number, members in data["windows"][-self._keep :]:
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._forget()
+        self._ranks.load(state["ranks"])
+        layouts = Names.load(state["names"], self._ranks.layouts)
+        for attempt, number, members in state["windows"][-self._keep :]:
             window = self._windows[int(attempt), int(number)] = Window()
             for rank, member in members:
                 window.add(int(rank), Member.load(member, layouts))
         self._newest = max(self._windows, default=self._newest)
-        self._streaks = load_streaks(data["streaks"])
-        self._missed, self._malformed = int(data["missed"]), int(data["malformed"])
-        self.too_late = int(data["too_late"])
+        self._streaks = load_streaks(state["streaks"])
+        self._malformed = int(state["malformed"])
+        self.too_late = int(state["too_late"])
         self._published = {key: self._windows[key].revision for key in self._windows if self._is_closed(key)}
 
 
@@ -684,7 +664,7 @@ def is_sound(event: SectionWindow | KernelWindow) -> bool:
 
 
 def section_timings(event: SectionWindow, history: Lowest, number: int, layouts: Layouts) -> Timings:
-    """Return what *event* says, and let *history* learn of it."""
+    """Return the timings in *event*, and add them to *history*."""
     layout = layouts.of(event.names)
     medians, entries = array("d", event.median_ns), array("d", event.entries)
     if event.waits or not _are_times(medians):
@@ -706,7 +686,7 @@ def waited_ns(event: SectionWindow) -> float:
 def kernel_timings(
     event: KernelWindow, history: Lowest, number: int, layouts: Layouts, exclude: Callable[[str], bool]
 ) -> Timings:
-    """Return what *event* says without the kernels to *exclude*, and let *history* learn of it."""
+    """Return the timings in *event* without the kernels to *exclude*, and add them to *history*."""
     layout = layouts.of(event.names)
     medians, weights = array("d", event.median_ns), array("d", total_times(event.counts, event.mean_ns))
     left_out_ns = 0.0

@@ -285,11 +285,11 @@ class Onset(NamedTuple):
 
 
 Streaks = dict[Slow, Onset]
-"""Who has been slow in every window that scored them, and since when."""
+"""The ranks that have been slow in every window that scored them, and since when."""
 
 
 def flagged(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
-    """Return who is below a threshold, and the place of each in the report."""
+    """Return the ranks below a threshold, and the place of each in the report."""
     found = {}
     for kind, scores in evaluation.kinds():
         for what, column in scores.columns():
@@ -347,7 +347,7 @@ def dump_streaks(streaks: Streaks) -> list[list[Any]]:
 
 
 def load_streaks(data: Any) -> Streaks:
-    """Return what was dumped as *data*."""
+    """Return the object that was dumped as *data*."""
     return {
         Slow(int(rank), str(node), str(kind), str(what)): Onset(window, step)
         for rank, node, kind, what, window, step in data

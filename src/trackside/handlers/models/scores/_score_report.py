@@ -53,7 +53,7 @@ class KindScores:
     sections: dict[str, Scores] = attrs.field(factory=dict)
 
     def columns(self) -> Iterator[tuple[str, Scores]]:
-        """Yield what was scored, ``gpu`` or ``section NAME``, and the scores."""
+        """Yield ``gpu`` or ``section NAME``, and its scores."""
         if self.gpu:
             yield GPU, self.gpu
         for name, scores in self.sections.items():
@@ -93,7 +93,7 @@ class Straggler:
     """``gpu`` or ``section NAME``."""
     score: float
     lost_s_per_step: float
-    """How much shorter a step would be at the reference, as far as this rank goes."""
+    """The part by which a step would be shorter at the reference, as far as this rank goes."""
     since_window: int
     since_step: int
     """The first window, and its first step, since which it has been one in every window that scored it."""
@@ -129,9 +129,9 @@ class ScoreReport:
     off: list[str]
     """The kinds that are not computed."""
     waited_s_per_step: Scores
-    """How long each rank waited for others, in the sections that say so."""
+    """The time for which each rank waited for others, in the sections that say so."""
     left_out_s_per_step: Scores = attrs.field(factory=list)
-    """How long each rank's GPU was in kernels that are left out: NCCL's by default, which wait too."""
+    """The time for which each rank's GPU was in kernels that are left out: NCCL's by default, which wait too."""
     coverage: Scores
     """The share of the rank's kernel time that its relative GPU score speaks for."""
     missing: list[Missing]

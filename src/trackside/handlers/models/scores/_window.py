@@ -141,7 +141,7 @@ class Timings:
 
     @classmethod
     def load(cls, data: Any, layouts: list[Layout]) -> Timings:
-        """Return what was dumped as *data*."""
+        """Return the object that was dumped as *data*."""
         place, medians, weights, lowest, number, left_out_ns = data
         layout = layouts[place]
         columns = unpacked(medians), unpacked(weights), unpacked(lowest)
@@ -166,9 +166,9 @@ class Member:
     summaries: dict[str, Summary] = attrs.field(factory=dict)
     """``sections`` and ``kernels`` in full, of the one rank that they are kept of."""
     waited_ns: float = 0.0
-    """How long the rank waited for others, in the sections that say so."""
+    """The time for which the rank waited for others, in the sections that say so."""
     events: int = 0
-    """How many windows of its rank it was made from, those included that were measured again after a roll-back."""
+    """The number of its rank's windows that it was made from, with those measured again after a roll-back."""
 
     @property
     def steps(self) -> int:
@@ -208,7 +208,7 @@ class Member:
 
     @classmethod
     def load(cls, data: Any, layouts: list[Layout]) -> Member:
-        """Return what was dumped as *data*."""
+        """Return the object that was dumped as *data*."""
         node, group, tag, bounds, sections, kernels, summaries, waited_ns, events = data
         first_step, last_step, start_ns, end_ns = bounds
         return cls(

@@ -99,13 +99,17 @@ def mistreated(shuffle, monkeypatch):
 class TestDamage:
     def test_sum(self, historian, feed, seed):
         """With any damage, every instant from the first start to the end is in one bucket."""
+        empty = 0
         for history in range(seed, seed + HISTORIES):
             streams = historian(history).job()
             damage_all(streams, random.Random(history))
             model = feed(*streams)
-            if model.sessions():
-                result = model.result()
-                assert (history, sum(result.spent_ns.values())) == (history, result.end_ns - result.start_ns)
+            if not model.sessions():
+                empty += 1
+                continue
+            result = model.result()
+            assert (history, sum(result.spent_ns.values())) == (history, result.end_ns - result.start_ns)
+        assert empty < HISTORIES // 10
 
     def test_windows(self, historian, feed, seed):
         """With any damage, windows add up to the whole."""

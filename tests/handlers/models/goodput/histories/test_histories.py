@@ -82,6 +82,16 @@ class TestHistories:
 
             assert (history, total) == (history, model.result().spent_ns)
 
+    def test_attempts(self, historian, feed, seed):
+        """The time of each attempt is what is said of its stretch when it is asked for alone."""
+        for history in range(seed, seed + HISTORIES // 10):
+            model = feed(*historian(history).job())
+            assert model.attempts()
+            for own in model.attempts():
+                alone = model.result(start_ns=own.start_ns, end_ns=own.end_ns)
+                expected = (alone.goodput, alone.productive_s, alone.named_badput_s)
+                assert (history, own.goodput, own.productive_s, own.named_badput_s) == (history, *expected)
+
     def test_any_interleaving(self, historian, feed, shuffle, seed):
         """The interleaving of several processes' streams changes neither the result nor the state."""
         for history in range(seed, seed + HISTORIES // 4):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 from trackside.compat.one_logger._held import HeldSpan
 from trackside.compat.one_logger.api.one_logger_provider import OneLoggerProvider
@@ -30,28 +30,28 @@ def on_app_end(finish_time_msec: float | None = None) -> None:
     OneLoggerProvider.instance().flush()
 
 
-on_app_start = _holding(callbacks.on_app_start)
-on_dataloader_init_start = _holding(callbacks.on_dataloader_init_start)
-on_distributed_init_start = _holding(callbacks.on_distributed_init_start)
-on_load_checkpoint_start = _holding(callbacks.on_load_checkpoint_start)
-on_model_init_start = _holding(callbacks.on_model_init_start)
-on_optimizer_init_start = _holding(callbacks.on_optimizer_init_start)
-on_save_checkpoint_start = _holding(callbacks.on_save_checkpoint_start)
-on_testing_start = _holding(callbacks.on_testing_start)
-on_train_start = _holding(callbacks.on_train_start)
-on_training_single_iteration_start = _holding(callbacks.on_training_single_iteration_start)
-on_validation_single_iteration_start = _holding(callbacks.on_validation_single_iteration_start)
-on_validation_start = _holding(callbacks.on_validation_start)
+on_app_start: Final = _holding(callbacks.on_app_start)
+on_dataloader_init_start: Final = _holding(callbacks.on_dataloader_init_start)
+on_distributed_init_start: Final = _holding(callbacks.on_distributed_init_start)
+on_load_checkpoint_start: Final = _holding(callbacks.on_load_checkpoint_start)
+on_model_init_start: Final = _holding(callbacks.on_model_init_start)
+on_optimizer_init_start: Final = _holding(callbacks.on_optimizer_init_start)
+on_save_checkpoint_start: Final = _holding(callbacks.on_save_checkpoint_start)
+on_testing_start: Final = _holding(callbacks.on_testing_start)
+on_train_start: Final = _holding(callbacks.on_train_start)
+on_training_single_iteration_start: Final = _holding(callbacks.on_training_single_iteration_start)
+on_validation_single_iteration_start: Final = _holding(callbacks.on_validation_single_iteration_start)
+on_validation_start: Final = _holding(callbacks.on_validation_start)
 
-on_dataloader_init_end = callbacks.on_dataloader_init_end
-on_distributed_init_end = callbacks.on_distributed_init_end
-on_load_checkpoint_end = callbacks.on_load_checkpoint_end
-on_model_init_end = callbacks.on_model_init_end
-on_optimizer_init_end = callbacks.on_optimizer_init_end
-on_save_checkpoint_end = callbacks.on_save_checkpoint_end
-on_save_checkpoint_success = callbacks.on_save_checkpoint_success
-on_testing_end = callbacks.on_testing_end
-on_train_end = callbacks.on_train_end
-on_training_single_iteration_end = callbacks.on_training_single_iteration_end
-on_validation_end = callbacks.on_validation_end
-on_validation_single_iteration_end = callbacks.on_validation_single_iteration_end
+on_dataloader_init_end: Final = callbacks.on_dataloader_init_end
+on_distributed_init_end: Final = callbacks.on_distributed_init_end
+on_load_checkpoint_end: Final = callbacks.on_load_checkpoint_end
+on_model_init_end: Final = callbacks.on_model_init_end
+on_optimizer_init_end: Final = callbacks.on_optimizer_init_end
+on_save_checkpoint_end: Final = callbacks.on_save_checkpoint_end
+on_save_checkpoint_success: Final = callbacks.on_save_checkpoint_success
+on_testing_end: Final = callbacks.on_testing_end
+on_train_end: Final = callbacks.on_train_end
+on_training_single_iteration_end: Final = callbacks.on_training_single_iteration_end
+on_validation_end: Final = callbacks.on_validation_end
+on_validation_single_iteration_end: Final = callbacks.on_validation_single_iteration_end

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import Settings, initialize, resolved
+from trackside.compat.one_logger._configuration import Settings, initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import ApplicationType
 from trackside.compat.one_logger.training_telemetry.api.checkpoint import CheckPointStrategy
 from trackside.job import TrainingConfig
@@ -64,18 +64,18 @@ class TrainingTelemetryConfig(Settings):
         fields = {field.name.removesuffix("_or_fn"): getattr(self, field.name) for field in attrs.fields(type(self))}
         return TrainingConfig(**{**fields, "save_checkpoint_strategy": self.save_checkpoint_strategy.value})
 
-    perf_tag = _returned_by("perf_tag_or_fn")
-    global_batch_size = _returned_by("global_batch_size_or_fn")
-    micro_batch_size = _returned_by("micro_batch_size_or_fn")
-    seq_length = _returned_by("seq_length_or_fn")
-    flops_per_sample = _returned_by("flops_per_sample_or_fn")
-    train_iterations_target = _returned_by("train_iterations_target_or_fn")
-    train_samples_target = _returned_by("train_samples_target_or_fn")
-    is_train_iterations_enabled = _returned_by("is_train_iterations_enabled_or_fn")
-    is_validation_iterations_enabled = _returned_by("is_validation_iterations_enabled_or_fn")
-    is_test_iterations_enabled = _returned_by("is_test_iterations_enabled_or_fn")
-    is_save_checkpoint_enabled = _returned_by("is_save_checkpoint_enabled_or_fn")
-    is_log_throughput_enabled = _returned_by("is_log_throughput_enabled_or_fn")
+    perf_tag: ClassVar[Any] = _returned_by("perf_tag_or_fn")
+    global_batch_size: ClassVar[Any] = _returned_by("global_batch_size_or_fn")
+    micro_batch_size: ClassVar[Any] = _returned_by("micro_batch_size_or_fn")
+    seq_length: ClassVar[Any] = _returned_by("seq_length_or_fn")
+    flops_per_sample: ClassVar[Any] = _returned_by("flops_per_sample_or_fn")
+    train_iterations_target: ClassVar[Any] = _returned_by("train_iterations_target_or_fn")
+    train_samples_target: ClassVar[Any] = _returned_by("train_samples_target_or_fn")
+    is_train_iterations_enabled: ClassVar[Any] = _returned_by("is_train_iterations_enabled_or_fn")
+    is_validation_iterations_enabled: ClassVar[Any] = _returned_by("is_validation_iterations_enabled_or_fn")
+    is_test_iterations_enabled: ClassVar[Any] = _returned_by("is_test_iterations_enabled_or_fn")
+    is_save_checkpoint_enabled: ClassVar[Any] = _returned_by("is_save_checkpoint_enabled_or_fn")
+    is_log_throughput_enabled: ClassVar[Any] = _returned_by("is_log_throughput_enabled_or_fn")
 
     @property
     def app_type(self) -> ApplicationType:

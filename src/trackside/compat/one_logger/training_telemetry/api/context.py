@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from trackside import instruments
 from trackside.compat.one_logger._held import Held
@@ -25,24 +25,30 @@ class _Application(Held):
         OneLoggerProvider.instance().flush()
 
 
+def _held(make: Callable[[], instruments.Span], what: str) -> Callable[[], Held]:
+    """Return the function that returns *what*, made by *make*."""
+
+    def held() -> Held:
+        return Held(make())
+
+    held.__name__ = held.__qualname__ = make.__name__
+    held.__doc__ = f"Return {what}."
+    return held
+
+
+model_init: Final = _held(instruments.model_init, "the span of making the model")
+dataloader_init: Final = _held(instruments.dataloader_init, "the span of making the data loaders")
+optimizer_init: Final = _held(instruments.optimizer_init, "the span of making the optimizer")
+training_iteration: Final = _held(instruments.training_iteration, "a training iteration")
+validation_loop: Final = _held(instruments.validation_loop, "the span of a validation loop")
+validation_iteration: Final = _held(instruments.validation_iteration, "a validation iteration")
+testing_loop: Final = _held(instruments.testing_loop, "the span of a testing loop")
+checkpoint_load: Final = _held(instruments.checkpoint_load, "the span of loading a checkpoint")
+
+
 def application() -> Held:
     """Return the span of the whole job."""
     return _Application(instruments.application())
-
-
-def model_init() -> Held:
-    """Return the span of making the model."""
-    return Held(instruments.model_init())
-
-
-def dataloader_init() -> Held:
-    """Return the span of making the data loaders."""
-    return Held(instruments.dataloader_init())
-
-
-def optimizer_init() -> Held:
-    """Return the span of making the optimizer."""
-    return Held(instruments.optimizer_init())
 
 
 def training_loop(
@@ -59,31 +65,6 @@ def training_loop(
         train_samples_target=train_samples_target_or_fn,
     )
     return Held(loop)
-
-
-def training_iteration() -> Held:
-    """Return a training iteration."""
-    return Held(instruments.training_iteration())
-
-
-def validation_loop() -> Held:
-    """Return the span of a validation loop."""
-    return Held(instruments.validation_loop())
-
-
-def validation_iteration() -> Held:
-    """Return a validation iteration."""
-    return Held(instruments.validation_iteration())
-
-
-def testing_loop() -> Held:
-    """Return the span of a testing loop."""
-    return Held(instruments.testing_loop())
-
-
-def checkpoint_load() -> Held:
-    """Return the span of loading a checkpoint."""
-    return Held(instruments.checkpoint_load())
 
 
 def checkpoint_save(global_step: int) -> Held:

@@ -47,4 +47,4 @@ DEFAULT_SPANS_EXPORT_BLACKLIST: Final[list[StandardTrainingJobSpanName]] = [
     StandardTrainingJobSpanName.MODEL_BACKWARD,
     StandardTrainingJobSpanName.OPTIMIZER_UPDATE,
 ]
-"""What comes every iteration, and is not exported unless asked for."""
+"""The spans of every iteration, which are not exported unless asked for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Final
 
 from trackside.compat.one_logger._held import HeldSpan
 from trackside.compat.one_logger.api.config import OneLoggerConfig
@@ -18,7 +18,7 @@ def _msec(at: TracingTimestamp | None) -> float | None:
     return None if at is None else at.seconds_since_epoch * 1000
 
 
-def _starting(start: Callable[[float | None], Span]) -> Any:
+def _starting(start: Callable[[float | None], Span]) -> Callable[..., HeldSpan]:
     """Return the method that has the moment *start* begin."""
 
     def method(self: TrainingRecorder, start_time: TracingTimestamp | None = None) -> HeldSpan:  # noqa: ARG001
@@ -28,7 +28,7 @@ def _starting(start: Callable[[float | None], Span]) -> Any:
     return method
 
 
-def _ending(end: Callable[[float | None], None]) -> Any:
+def _ending(end: Callable[[float | None], None]) -> Callable[..., None]:
     """Return the method that has the moment that *end* is of end."""
 
     def method(self: TrainingRecorder, stop_time: TracingTimestamp | None = None) -> None:  # noqa: ARG001
@@ -51,27 +51,27 @@ class TrainingRecorder(DefaultRecorder):
         super().__init__(exporters, export_customization_mode, span_name_filter)
         self.config = config
 
-    on_app_start = _starting(callbacks.on_app_start)
-    on_distributed_init_start = _starting(callbacks.on_distributed_init_start)
-    on_distributed_init_end = _ending(callbacks.on_distributed_init_end)
-    on_model_init_start = _starting(callbacks.on_model_init_start)
-    on_model_init_end = _ending(callbacks.on_model_init_end)
-    on_dataloader_init_start = _starting(callbacks.on_dataloader_init_start)
-    on_dataloader_init_end = _ending(callbacks.on_dataloader_init_end)
-    on_load_checkpoint_start = _starting(callbacks.on_load_checkpoint_start)
-    on_load_checkpoint_end = _ending(callbacks.on_load_checkpoint_end)
-    on_optimizer_init_start = _starting(callbacks.on_optimizer_init_start)
-    on_optimizer_init_end = _ending(callbacks.on_optimizer_init_end)
-    on_training_loop_end = _ending(callbacks.on_train_end)
-    on_training_single_iteration_start = _starting(callbacks.on_training_single_iteration_start)
-    on_training_single_iteration_end = _ending(callbacks.on_training_single_iteration_end)
-    on_validation_start = _starting(callbacks.on_validation_start)
-    on_validation_end = _ending(callbacks.on_validation_end)
-    on_validation_single_iteration_start = _starting(callbacks.on_validation_single_iteration_start)
-    on_validation_single_iteration_end = _ending(callbacks.on_validation_single_iteration_end)
-    on_testing_start = _starting(callbacks.on_testing_start)
-    on_testing_end = _ending(callbacks.on_testing_end)
-    on_save_checkpoint_end = _ending(callbacks.on_save_checkpoint_end)
+    on_app_start: Final = _starting(callbacks.on_app_start)
+    on_distributed_init_start: Final = _starting(callbacks.on_distributed_init_start)
+    on_distributed_init_end: Final = _ending(callbacks.on_distributed_init_end)
+    on_model_init_start: Final = _starting(callbacks.on_model_init_start)
+    on_model_init_end: Final = _ending(callbacks.on_model_init_end)
+    on_dataloader_init_start: Final = _starting(callbacks.on_dataloader_init_start)
+    on_dataloader_init_end: Final = _ending(callbacks.on_dataloader_init_end)
+    on_load_checkpoint_start: Final = _starting(callbacks.on_load_checkpoint_start)
+    on_load_checkpoint_end: Final = _ending(callbacks.on_load_checkpoint_end)
+    on_optimizer_init_start: Final = _starting(callbacks.on_optimizer_init_start)
+    on_optimizer_init_end: Final = _ending(callbacks.on_optimizer_init_end)
+    on_training_loop_end: Final = _ending(callbacks.on_train_end)
+    on_training_single_iteration_start: Final = _starting(callbacks.on_training_single_iteration_start)
+    on_training_single_iteration_end: Final = _ending(callbacks.on_training_single_iteration_end)
+    on_validation_start: Final = _starting(callbacks.on_validation_start)
+    on_validation_end: Final = _ending(callbacks.on_validation_end)
+    on_validation_single_iteration_start: Final = _starting(callbacks.on_validation_single_iteration_start)
+    on_validation_single_iteration_end: Final = _ending(callbacks.on_validation_single_iteration_end)
+    on_testing_start: Final = _starting(callbacks.on_testing_start)
+    on_testing_end: Final = _ending(callbacks.on_testing_end)
+    on_save_checkpoint_end: Final = _ending(callbacks.on_save_checkpoint_end)
 
     def on_app_end(self, stop_time: TracingTimestamp | None = None) -> None:
         """Close the span of the application and all that was left open, and every exporter."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import LOGGER, merged
+from trackside.compat.one_logger._configuration import LOGGER, merged
 from trackside.compat.one_logger.api.config import OneLoggerConfig
 from trackside.compat.one_logger.api.one_logger_provider import OneLoggerProvider
 from trackside.compat.one_logger.core.exceptions import OneLoggerError, assert_that

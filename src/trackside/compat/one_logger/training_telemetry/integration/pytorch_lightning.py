@@ -9,17 +9,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from trackside.compat.one_logger.core.exceptions import assert_that
 from trackside.compat.one_logger.training_telemetry.api import callbacks as api
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
-from trackside.events import MissingExtraError
+from trackside.events._errors import needing_extra
 
-try:
+with needing_extra("Lightning", "lightning"):
     from lightning.pytorch import Callback, Trainer
-except ImportError as error:
-    raise MissingExtraError("Lightning", "lightning", error) from error
 
 __all__ = ["OneLoggerPTLTrainer", "TimeEventCallback", "hook_trainer_cls"]
 
@@ -28,7 +26,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
     """
     Records the training loop, its iterations and validation. Saves are known to the trainers below alone.
 
-    What Lightning has no hook for is recorded by calling the methods named after it: ``on_model_init_start()``,
+    Lightning has no hook for some phases. Call the methods named after them to record them: ``on_model_init_start()``,
     ``on_dataloader_init_start()``, ``on_app_end()`` and so on.
 
     Args:
@@ -107,17 +105,17 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
 
     # --- what the application may call -----------------------------------------------------------------------------
 
-    on_app_end = staticmethod(api.on_app_end)
-    on_model_init_start = staticmethod(api.on_model_init_start)
-    on_model_init_end = staticmethod(api.on_model_init_end)
-    on_dataloader_init_start = staticmethod(api.on_dataloader_init_start)
-    on_dataloader_init_end = staticmethod(api.on_dataloader_init_end)
-    on_optimizer_init_start = staticmethod(api.on_optimizer_init_start)
-    on_optimizer_init_end = staticmethod(api.on_optimizer_init_end)
-    on_load_checkpoint_start = staticmethod(api.on_load_checkpoint_start)
-    on_load_checkpoint_end = staticmethod(api.on_load_checkpoint_end)
-    on_testing_start = staticmethod(api.on_testing_start)
-    on_testing_end = staticmethod(api.on_testing_end)
+    on_app_end: Final = staticmethod(api.on_app_end)
+    on_model_init_start: Final = staticmethod(api.on_model_init_start)
+    on_model_init_end: Final = staticmethod(api.on_model_init_end)
+    on_dataloader_init_start: Final = staticmethod(api.on_dataloader_init_start)
+    on_dataloader_init_end: Final = staticmethod(api.on_dataloader_init_end)
+    on_optimizer_init_start: Final = staticmethod(api.on_optimizer_init_start)
+    on_optimizer_init_end: Final = staticmethod(api.on_optimizer_init_end)
+    on_load_checkpoint_start: Final = staticmethod(api.on_load_checkpoint_start)
+    on_load_checkpoint_end: Final = staticmethod(api.on_load_checkpoint_end)
+    on_testing_start: Final = staticmethod(api.on_testing_start)
+    on_testing_end: Final = staticmethod(api.on_testing_end)
 
 
 def _saved(callback: TimeEventCallback, step: int, save: Callable[[], Any]) -> Any:

@@ -1,10 +1,8 @@
-"""Tests of what is said of settings and variables of the environment that do not exist."""
+"""Tests of what is said of settings that do not exist."""
 
 from __future__ import annotations
 
 import inspect
-import re
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,7 +10,6 @@ import pytest
 
 import trackside
 from trackside.job import LogConfig, RankHandler, StragglerWatch
-from trackside.job._settings import misspelt_variables
 
 
 def refusal(call: Any, *args: Any, **settings: Any) -> str:
@@ -68,26 +65,20 @@ class TestSuggestsSettings:
         """A changed copy of a configuration can be made."""
         assert attrs.evolve(trackside.Remote(), publish=True) == trackside.Remote(publish=True)
 
+    @pytest.mark.parametrize(
+        ("call", "given", "meant"),
+        [
+            (trackside.subscribe, "keeps", "keep"),
+            (trackside.attach, "model", "models"),
+            (trackside.JsonlSink, "rotate_byte", "rotate_bytes"),
+            (trackside.EventLog, "rotate_byte", "rotate_bytes"),
+            (trackside.event, "priorty", "priority"),
+        ],
+    )
+    def test_others(self, call: Any, given: str, meant: str) -> None:
+        """Calls that subscribe, attach, write, record and declare suggest their own settings."""
+        assert f"did you mean {meant}=…?" in refusal(call, **{given: 1})
 
-class TestMisspeltVariables:
-    """Tests of the variables of the environment that nothing reads."""
-
-    def test_said(self, tmp_path: Any, bus: trackside.Bus, monkeypatch: Any, capsys: Any) -> None:
-        """A job names the variable that is spelt nearly like the given one."""
-        monkeypatch.setenv("TRACKSIDE_COLECTOR", "tcp://127.0.0.1:1")
-        with trackside.start(tmp_path, bus=bus, report=False):
-            pass
-        assert capsys.readouterr().err == (
-            "trackside: the environment has TRACKSIDE_COLECTOR, which is not read; did you mean TRACKSIDE_COLLECTOR?\n"
-        )
-
-    def test_others(self) -> None:
-        """What is read, is of another, or is named by Kubernetes after a service is no misspelling."""
-        names = ["TRACKSIDE_KEYS", "TRACKSIDE_COLLECTOR_PORT", "TRACKSIDE_PORT", "TRACKSIDE_SERVICE_HOST", "COLECTOR"]
-        assert list(misspelt_variables(names)) == []
-
-    def test_all_are_known(self) -> None:
-        """Each variable on the page on configuration is known, and suggested for one that lacks its last letter."""
-        page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
-        names = re.findall(r"^\| `(TRACKSIDE_\w+)`", page, re.MULTILINE)
-        assert sorted(misspelt_variables(name[:-1] for name in names)) == sorted((name[:-1], name) for name in names)
+    def test_method(self, bus: trackside.Bus) -> None:
+        """The settings that are listed for a method are those that can be given."""
+        assert "it has handler, to, keep, min_priority, runs_on" in refusal(bus.subscribe, print, zzz=1)
