@@ -8,7 +8,15 @@ import random
 
 import pytest
 
-from trackside.report._lateness import ALLOWANCE, aligned_scores, dependence, find_late, late_in_turn, student
+from trackside.report._lateness import (
+    ALLOWANCE,
+    _best_stretch,
+    aligned_scores,
+    dependence,
+    find_late,
+    late_in_turn,
+    student,
+)
 
 pytestmark = pytest.mark.once
 
@@ -159,6 +167,38 @@ class TestFindLate:
         assert (set(late), late[1].first, late[1].last) == ({1}, pytest.approx(120, abs=4), 199)
         assert late[1].level_ns == pytest.approx(0.3 * STEP_MS * MS, rel=0.2)
 
+    @pytest.mark.parametrize(
+        ("ranks", "late", "since", "most_steps"), [(2, 0.4, 150, 15), (2, 0.3, 150, 25), (8, 0.2, 150, 25)]
+    )
+    def test_since_in_noise(self, ranks, late, since, most_steps):
+        """In noise of 30 % the step since which a rank is late is found about, and it is in the range that is said."""
+        found = [
+            late_in(simulate(seed, ranks=ranks, steps=400, late=late, since=since, noise=0.3)).get(1)
+            for seed in range(30)
+        ]
+        named = [one for one in found if one is not None]
+        assert len(named) >= 28
+        assert sum(abs(one.first - since) <= most_steps for one in named) >= 0.75 * len(named)
+        # Without a range it is known to a twentieth of the steps, here 20.
+        ranges = [one.began or (one.first - 20, one.first + 20) for one in named]
+        assert sum(low <= since <= high for low, high in ranges) >= 0.85 * len(named)
+        assert any(one.began for one in named)
+
+    def test_since_without_a_range(self):
+        """Where noise is small, or a rank was late from the beginning, it is known when it began."""
+        small = [late_in(simulate(seed, ranks=8, steps=200, late=0.3, since=120, noise=0.1))[1] for seed in range(8)]
+        always = [late_in(simulate(seed, ranks=2, steps=400, late=0.4, noise=0.3))[1] for seed in range(8)]
+        assert {one.began for one in small} == {None}
+        assert {one.first: one.began for one in always} == {0: None}
+
+    def test_far_values(self):
+        """Few steps that are longer by far, before a rank became late, are no part of the steps in which it was."""
+        rows = simulate(5, ranks=2, steps=200, late=0.3, since=120, noise=0.05, stalls=0.0)
+        for step in range(60, 110, 10):
+            rows[1][step] += 20 * STEP_MS * MS
+        late = late_in(rows)
+        assert {at: (one.first, one.last) for at, one in late.items()} == {1: (pytest.approx(120, abs=1), 199)}
+
     def test_begins_under_load(self):
         """Of two ranks in noise that lasts, the one which is late from a quarter of the steps on is mostly named."""
         job = {"steps": 400, "late": 0.4, "since": 100, "noise": 0.3, "lasts": 0.5, "stalls": 0.05}
@@ -249,6 +289,17 @@ class TestFindLate:
         """The probability of a named rank by chance is below the limit for a job, over all comparisons together."""
         (episode,) = late_in(simulate(1, ranks=8, steps=200, late=0.3)).values()
         assert 0 < episode.chance <= ALLOWANCE == 0.001
+
+
+class TestBestStretch:
+    def test_sums(self):
+        """No other stretch has a larger sum: all of those of random courses of up to 12 whole numbers were compared."""
+        rng = random.Random(1)
+        for _ in range(300):
+            values = [rng.randint(-5, 5) for _ in range(rng.randint(1, 12))]
+            first, last = _best_stretch(values)
+            stretches = itertools.combinations(range(len(values) + 1), 2)
+            assert sum(values[first : last + 1]) == max(sum(values[low:high]) for low, high in stretches), values
 
 
 class TestChance:

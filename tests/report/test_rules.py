@@ -90,6 +90,25 @@ def healthy(made_up):
     return attrs.evolve(report, late=(), pauses=None, slowdown=None)
 
 
+class TestSince:
+    @pytest.mark.parametrize(
+        ("began", "is_over", "since", "evidence"),
+        [
+            (None, False, "since step 50", []),
+            (None, True, "in steps 50 to 99", []),
+            ((30, 70), False, "since about step 50", ["in one of the steps 30 to 70"]),
+            ((30, 70), True, "in about steps 50 to 99", ["in one of the steps 30 to 70"]),
+        ],
+    )
+    def test_words(self, healthy, began, is_over, since, evidence):
+        """Where noise leaves open since when a rank is late, the title says about when, and the evidence between when."""
+        report = late(healthy, 5.0)
+        one = attrs.evolve(report.late[0], since_step=50, began=began, is_over=is_over)
+        (found,) = RULES["stragglers"](attrs.evolve(report, late=(one,)))[0]
+        assert f"slow in model_forward {since}: 20 ms a step" in found.title
+        assert [line.removeprefix("noise leaves open when it began: ") for line in found.evidence if "open" in line] == evidence
+
+
 class TestThresholds:
     def test_page(self):
         """The page has a row for each rule, in their order."""

@@ -590,7 +590,8 @@ def _heatmap(report: Report) -> str:
     legend = "".join(f'<li><i class="s{place}"></i>{bound}</li>' for place, bound in enumerate(bounds))
     rows = [
         (f"{one.rank}", one.node, one.what if one.what == one.where else f"{one.what}, {one.where}",
-         words.duration(one.lateness_ns), f"{one.since_step} to {one.until_step}", words.seconds(one.lost_s))
+         words.duration(one.lateness_ns), f"{'about ' if one.began else ''}{one.since_step} to {one.until_step}",
+         words.seconds(one.lost_s))
         for one in report.late[:12]
     ]  # fmt: skip
     table = rows_table(

@@ -52,6 +52,11 @@ _GROSS_LASTS_STEPS: Final = 8
 """The least length of one stretch of them on average: as a share of the job, and in steps."""
 _GROSS_OF_PEERS: Final = 0.2
 """The largest share of that in which any other rank is grossly late, too."""
+_UNLIKELY: Final = 4.0
+"""The natural logarithm of the likelihood by which a block is too unlikely to be the one in which lateness began."""
+_ONSET_BLOCKS: Final = 10
+_ONSET_SHARE: Final = 0.05
+"""In so many blocks, or that share of all, the beginning is as good as known."""
 _FEW_RANKS: Final = 16
 _MOST_LATE: Final = 64
 _MOST_TRIED: Final = 16
@@ -73,6 +78,8 @@ class LateStretch:
     The probability that noise alone makes a rank look so late in any of the comparisons made; None of a rank that is
     grossly late.
     """
+    began: tuple[int, int] | None = None
+    """The first and the last block in which it may have begun; None where that is as good as known."""
     by_part: bool = False
     """Whether one part alone says it: noise of the others hides that all of its time is longer, too."""
     cost_ns: float = 0.0
@@ -138,7 +145,7 @@ def _gross(
     if not is_alone or count < _GROSS_SHARE * len(gross[at]) or not _lasts(gross[at], course.steps):
         return {}
     by_block = latenesses(own, [at], [one for one in ranks if one != at])[at]
-    first, last = _best_stretch(by_block, least_ns)
+    first, last = _best_stretch(_pulls(by_block, 2 * least_ns))
     level_ns = statistics.fmean(by_block[first : last + 1])
     return {at: LateStretch(first=first, last=last, level_ns=level_ns, chance=None, cost_ns=level_ns)}
 
@@ -491,48 +498,65 @@ def _beyond(t: float, freedom: int) -> float:
 
 
 def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateStretch, least_ns: float) -> LateStretch:
-    """Return the blocks whose lateness above half of its level adds up to most, if these are about the *stretch*."""
-    bound_ns = max(least_ns, stretch.level_ns) / 2
+    """Return the blocks that say most that the rank was late, if these are about the *stretch*."""
+    pulled = _pulled_in(lateness)
+    level_ns = max(least_ns, stretch.level_ns)
     first, last = stretch.first, stretch.last
     for _ in range(3):
-        first, last = _best_stretch(lateness, bound_ns)
-        bound_ns = max(least_ns, statistics.fmean(lateness[first : last + 1])) / 2
-    first = _onset(lateness, first, last)
-    if sum(counts[:first]) <= max(2, sum(counts) // 50):
-        first = 0  # the first steps are unlike all others
+        first, last = _best_stretch(_pulls(lateness, level_ns))
+        level_ns = max(least_ns, statistics.fmean(pulled[first : last + 1]))
+    began = _onset_range(_pulls(lateness, level_ns), first, last)
     shared = min(last, stretch.last) - max(first, stretch.first) + 1
     if 2 * shared < stretch.last - stretch.first + 1:
         first, last = stretch.first, stretch.last
-    return attrs.evolve(stretch, first=first, last=last, level_ns=statistics.fmean(lateness[first : last + 1]))
+        window = -(-len(lateness) // _LONG_WINDOWS)  # its bounds are those of long windows
+        began = max(0, first - window), min(first + window, last)
+    if sum(counts[:first]) <= max(2, sum(counts) // 50):
+        first = 0  # the first steps are unlike all others
+    is_known = not first or began[1] - began[0] <= max(_ONSET_BLOCKS, _ONSET_SHARE * len(lateness))
+    level_ns = statistics.fmean(lateness[first : last + 1])
+    return attrs.evolve(stretch, first=first, last=last, began=None if is_known else began, level_ns=level_ns)
 
 
-def _onset(lateness: Sequence[float], first: int, last: int) -> int:
+def _pulls(lateness: Sequence[float], level_ns: float) -> list[float]:
     """
-    Return where the stretch from *first* to *last* begins, each block counted as one vote.
+    Return how far each block is above half of the level, by one level at most in both directions (Huber 1964).
 
-    By its sum alone, a few long blocks before the lateness began would belong to it.
+    A sum of the values themselves would be that of the few longest blocks, which say nothing of when lateness began.
     """
-    level = statistics.median(lateness[first : last + 1])
-    if level <= 0 or statistics.fmean(lateness[first : last + 1]) > 2 * level:
-        return first  # late now and then, as by pauses: there is no level
-    total, lowest, onset = 0.0, 0.0, first
-    for at in range(first, last + 1):
-        total += min(max(lateness[at], -level), level) - level / 2
-        # Two standard deviations of that many votes: lateness that comes and goes begins where it came first.
-        if total < lowest and total <= -level * math.sqrt(at + 1 - first):
-            lowest, onset = total, at + 1
-    return onset
+    return [min(max(late - level_ns / 2, -level_ns), level_ns) for late in lateness]
 
 
-def _best_stretch(values: Sequence[float], bound: float) -> tuple[int, int]:
-    """Return the stretch whose sum above *bound* is largest (Kadane); values far out count as the 95th percentile."""
-    ordered = sorted(values)
-    cap = max(4 * bound, ordered[min(len(ordered) - 1, int(len(ordered) * _PULLED_FROM))])
+def _best_stretch(values: Sequence[float]) -> tuple[int, int]:
+    """Return the first and the last place of the stretch whose sum is largest (Kadane)."""
     best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
     for at, value in enumerate(values):
         if total <= 0:
             total, start = 0.0, at
-        total += min(value, cap) - bound
+        total += value
         if total > best:
             best, best_at = total, (start, at)
     return best_at
+
+
+def _onset_range(pulls: Sequence[float], first: int, last: int) -> tuple[int, int]:
+    """
+    Return the first and the last block in which the stretch from *first* to *last* may have begun, by its noise.
+
+    Those are the blocks from which on it is less likely than from *first* on by a factor of e⁴ at most, if the noise is
+    normal and neighbours depend on each other as they do here.
+    """
+    before, inside = pulls[:first], pulls[first : last + 1]
+    if not before:
+        return first, first
+    apart = [*_centred(before), *_centred(inside)]
+    variance = math.fsum(value**2 for value in apart) / len(apart) * dependence(before, inside)
+    rise = statistics.fmean(inside) - statistics.fmean(before)
+    least = -_UNLIKELY * variance / rise if rise > 0 else -math.inf
+
+    def reach(values: Sequence[float]) -> int:
+        """Return the largest number of *values* whose sum is not too small."""
+        sums = itertools.accumulate(values)
+        return max((count for count, total in enumerate(sums, 1) if total >= least), default=0)
+
+    return first - reach(before[::-1]), first + min(reach([-value for value in inside]), len(inside) - 1)

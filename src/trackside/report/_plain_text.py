@@ -14,6 +14,7 @@ import attrs
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
 from trackside.report._verdict_rules import explained, lost_words, waited_words
+from trackside.report._whatif import since_words
 
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style as rich names it; empty for none."""
@@ -279,11 +280,10 @@ def _compared(heatmap: Heatmap, report: Report, width: int) -> Iterator[Line]:
     if len(worst) > _MOST:
         yield [(f"  the worst {_MOST} of {words.plural(len(worst), 'rank')}", "")]
     for one in report.late[:3]:
-        until = f" to {one.until_step}" if one.is_over else " on"
         place = one.where if one.what == one.where else f"{one.what}, {one.where}"
         text = (
-            f"rank {one.rank} on {one.node}: {place}, {words.duration(one.lateness_ns)} late from step "
-            f"{one.since_step}{until}, {words.seconds(one.lost_s)} lost"
+            f"rank {one.rank} on {one.node}: {place}, {words.duration(one.lateness_ns)} late {since_words(one)}, "
+            f"{words.seconds(one.lost_s)} lost"
         )
         yield from _wrapped(text, width, "  ", "    ")
 

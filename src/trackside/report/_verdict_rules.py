@@ -33,7 +33,7 @@ from trackside.report._report import (
     Verdict,
     shown,
 )
-from trackside.report._whatif import OUTSIDE, LateRank, is_gap, kind_of, tile_words
+from trackside.report._whatif import OUTSIDE, LateRank, is_gap, kind_of, since_words, tile_words
 
 # Shares of the session's time from which on something is worth a sentence.
 RESTARTS_FROM: Final = 0.02
@@ -949,7 +949,6 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     who = f"Ranks {_ranges(same)} on {one.node}" if many else f"Rank {one.rank}"
     if not many and one.node and report.hosts > 1:
         who += f" on {one.node}"
-    since = f"in steps {one.since_step} to {one.until_step}" if one.is_over else f"since step {one.since_step}"
     times = (
         f"{words.duration(one.own_ns)} a step, the others {words.duration(one.peers_ns)}"
         if one.own_ns
@@ -971,6 +970,8 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         evidence = [f"rank {one.rank} takes longer there: {chance}", f"it {arrived}; its other parts are noisy"]
     else:
         evidence = [f"rank {one.rank} {arrived}; {chance}"]
+    if one.began:
+        evidence.append(f"noise leaves open when it began: in one of the steps {one.began[0]} to {one.began[1]}")
     if one.waited_in:
         evidence.append(f"the others waited for it {one.waited_in}")
     if one.also_in:
@@ -991,7 +992,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     steps = _steps_around(one.since_step + 2)
     return Finding(
         kind="input-bound" if is_input else "straggler",
-        title=f"{who} {does} {since}: {times}. The job lost {of_all(report, one.lost_s)}.",
+        title=f"{who} {does} {since_words(one)}: {times}. The job lost {of_all(report, one.lost_s)}.",
         evidence=tuple(evidence),
         look=f"{look} {_paste(report, 'trace', '-o', 'trace.json', '--ranks', ranks, '--steps', steps)}",
         cost_s=one.lost_s,

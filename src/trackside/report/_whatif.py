@@ -394,6 +394,8 @@ class LateRank:
     """The part in which the others waited for it; empty if that is not known, or ranks do not wait for each other."""
     attempt: int = 0
     """The place of the attempt in which it began to be late."""
+    began: tuple[int, int] | None = None
+    """The first and the last step in which it may have begun to be late; None where that is as good as known."""
     node: str = ""
     since_ns: int = 0
 
@@ -541,7 +543,15 @@ def compare_ranks(
 def late_words(one: LateRank) -> str:
     """Return one line for views: where a late rank is slow, by how much and since when."""
     place = f"in {one.where}" if one.what == one.where != OUTSIDE else one.where
-    return f"slow {place}: {words.duration(one.lateness_ns)} a step, since step {one.since_step}"
+    return f"slow {place}: {words.duration(one.lateness_ns)} a step, {since_words(one)}"
+
+
+def since_words(one: LateRank) -> str:
+    """Return in which steps a rank was late; where noise leaves open since when, *about* says so."""
+    about = "about " if one.began else ""
+    if one.is_over:
+        return f"in {about}steps {one.since_step} to {one.until_step}"
+    return f"since {about}step {one.since_step}"
 
 
 def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> WhatIf:
@@ -808,6 +818,7 @@ def _late(
         steps=round(steps),
         also_in=tuple(tile_words(name) for name, by in beside if by >= _PARTS_FROM * lateness_ns),
         attempt=grid.attempts[first],
+        began=episode.began and (grid.first_steps[episode.began[0]], grid.last_steps[episode.began[1]]),
     )
 
 
