@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 
 import pytest
 
@@ -389,6 +390,31 @@ class TestAsLog:
         found = copied(f"{address}/{part}")
         files = list(found.directory.rglob("*.tslog"))
         assert {(event.source.run_id, event.source.rank) for file in files for event in replay(file)} == ranks
+
+    def test_sends_no_more(self, start_nats):
+        """Of a stream of two runs of four ranks the server sends a half for one run, and an eighth for one rank."""
+        port = free_port()
+        server = start_nats("-m", str(port))
+        for run in ("first", "second"):
+            for rank in range(4):
+                with Bus(source=Source.detect(run_id=run, rank=rank, world_size=4)) as bus:
+                    bus.subscribe(sink_to(server))
+                    log_steps(bus, 0, 20_000)
+                    assert bus.flush(30)
+
+        def sent_bytes():
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/varz", timeout=5) as answer:
+                return json.load(answer)["out_bytes"]
+
+        def sent_for(part):
+            before = sent_bytes()
+            copied(f"{server.url}/{STREAM}{part}")
+            return sent_bytes() - before
+
+        whole = sent_for("")
+        assert whole > 500_000
+        assert sent_for("/second") == pytest.approx(whole / 2, rel=0.1)
+        assert sent_for("/second/1") == pytest.approx(whole / 8, rel=0.1)
 
     @pytest.mark.parametrize(
         "command",

@@ -1053,6 +1053,89 @@ class TestTls:
         assert password not in str(raised.value)
 
 
+class TestCredentials:
+    """A server that knows its users by keys: by an operator's tokens, or by their public keys alone."""
+
+    @pytest.fixture
+    def connected(self, start_nats, tmp_path, monkeypatch):
+        """Return a function that starts a server, names the file of a user by *variable*, and returns address and key."""
+        nkeys = pytest.importorskip("nkeys")
+        from nats_accounts import Accounts, Key  # noqa: PLC0415  it needs nkeys
+
+        def start(variable):
+            if variable == "NATS_CREDS":
+                accounts = Accounts()
+                configuration = accounts.configuration()
+                text, public = accounts.credentials("rank")
+            else:
+                key = Key(nkeys.PREFIX_BYTE_USER)
+                text, public = f"{key.seed}\n", key.public
+                hears = f'["_INBOX.{public}.>", "runs-control.*.*"]'
+                configuration = (
+                    f"authorization {{ users: [ {{ nkey: {public}, permissions: {{ subscribe: {hears} }} }} ] }}\n"
+                )
+            (tmp_path / "users.conf").write_text(configuration, "utf-8")
+            (tmp_path / "user").write_text(text, "utf-8")
+            monkeypatch.setenv(variable, str(tmp_path / "user"))
+            return f"{start_nats('-c', str(tmp_path / 'users.conf')).url}/{STREAM}", public
+
+        return start
+
+    @pytest.mark.parametrize("variable", ["NATS_CREDS", "NATS_NKEY"])
+    def test_all(self, connected, variable, eventually):
+        """
+        With a file of the user in ``NATS_CREDS`` or ``NATS_NKEY`` a sink publishes and gets verbs, a worker collects and
+        `replay` reads. Answers go below the user's key: the server lets the user hear no others.
+        """
+        address, public = connected(variable)
+        with collector_of(address) as collector:
+            with Bus(source=Source.detect({}, run_id="run")) as bus:
+                bus.subscribe(sink_to(address, on_verb=agree))
+                bus.log(IterationEnded(step=7, duration_ns=1))
+                eventually(lambda: bus.flush(5), what="it is acknowledged")
+                assert command(f"{address}/run", "status", timeout_s=2.0)[0].values["by"] == f"nats:{public}"
+            eventually(lambda: collector.counts["over"], what="the run is over, and stored")
+            assert collected(f"{address}/run").models[1].result().last_step == 7
+            assert [event.step for event in replay(f"{address}/run") if isinstance(event, IterationEnded)] == [7]
+
+    def test_address_first(self, connected, tmp_path):
+        """A user, or a token, in the address counts before the file: the server refuses it, though the file is right."""
+        address, _ = connected("NATS_NKEY")
+        for user in ("rank:secret", "token"):
+            with pytest.raises(UnreadableError, match="no answer"):
+                list(replay(address.replace("//", f"//{user}@")))
+
+    @pytest.mark.parametrize(
+        ("variable", "content", "says"),
+        [
+            ("NATS_CREDS", None, "give a file that can be read (No such file or directory)"),
+            ("NATS_CREDS", "SU" + "A" * 56, "give a file with what `nsc generate creds` writes"),
+            ("NATS_NKEY", "secret", "give a file with a user's seed: it begins with SU"),
+            ("NATS_NKEY", "SU" + "R" * 56, "give a file with a valid seed"),
+        ],
+    )
+    @pytest.mark.parametrize("use", [sink_to, NatsCollector, lambda address: list(replay(address))])
+    def test_bad_file(self, tmp_path, monkeypatch, variable, content, says, use):
+        """A file that is missing, or holds no key, is one line with the variable, the path and the remedy, at once."""
+        pytest.importorskip("nkeys")
+        path = tmp_path / "user"
+        if content is not None:
+            path.write_text(content, "utf-8")
+        monkeypatch.setenv(variable, str(path))
+        with pytest.raises(ConfigError) as raised:
+            use("nats://127.0.0.1:1/acme")
+        assert (raised.value.field, says in str(raised.value)) == (variable, True), str(raised.value)
+        assert content is None or content not in str(raised.value)
+
+    def test_package_missing(self, tmp_path, monkeypatch):
+        """Without the package that signs, the line says what to install."""
+        (tmp_path / "user").write_text("SU" + "A" * 56, "utf-8")
+        monkeypatch.setenv("NATS_NKEY", str(tmp_path / "user"))
+        monkeypatch.setitem(sys.modules, "nkeys", None)
+        with pytest.raises(ConfigError, match=r"pip install 'nats-py\[nkeys\]'"):
+            sink_to("nats://127.0.0.1:1/acme")
+
+
 def agree(verb, by, is_allowed, answer):
     """Answer a verb with the name of who asks."""
     answer(Result(verb.request, "source", done=is_allowed, values={"by": by}))

@@ -11,6 +11,7 @@ import pytest
 from trackside.report._lateness import (
     ALLOWANCE,
     _best_stretch,
+    _pulls,
     aligned_scores,
     dependence,
     find_late,
@@ -300,6 +301,21 @@ class TestBestStretch:
             first, last = _best_stretch(values)
             stretches = itertools.combinations(range(len(values) + 1), 2)
             assert sum(values[first : last + 1]) == max(sum(values[low:high]) for low, high in stretches), values
+
+
+    @pytest.mark.parametrize(
+        ("lateness", "first"),
+        [
+            ([0, 0, 90, 80] + [1] * 10 + [20] * 40, 14),  # two long steps before it began
+            ([0, 0] + [20] * 40, 2),
+            ([0, 0, 20, 0, 20, 20, 0, 20] + [20] * 40, 2),  # single steps that are not late are no other beginning
+            # A lock that is held half of the time: from the start it costs 10 to 40 ms or nothing, by chance.
+            ([30, 10, 0, 20, 40, 10, 40, 0, 30, 0, 0, 30, 0, 0, 0, 40, 0, 0, 30, 0, 0, 0] + [20] * 80, 0),
+        ],
+    )
+    def test_level(self, lateness, first):
+        """Lateness of 20 ms begins where most of the steps from there on are late, however long earlier ones were."""
+        assert _best_stretch(_pulls(lateness, 20)) == (first, len(lateness) - 1)
 
 
 class TestChance:

@@ -20,7 +20,6 @@ from trackside.events import (
 from trackside.handlers.models.steps import StepTimer
 from trackside.report import read_report
 from trackside.report._build import _waited_share
-from trackside.report._lateness import _onset
 from trackside.report._plain_text import report_lines
 from trackside.report._report import Part
 from trackside.report._verdict_rules import _uneven, waited_words
@@ -227,23 +226,6 @@ class TestAttempts:
         found = findings(ranks=2, killed_at=(204,), factor=late_data_from_200)
         (found,) = [one for one in found if one.kind == "input-bound"]
         assert found.since_step == 200
-
-
-class TestOnset:
-    @pytest.mark.parametrize(
-        ("lateness", "first", "expected"),
-        [
-            ([0, 0, 90, 80] + [1] * 10 + [20] * 40, 2, 14),  # two long steps before it began
-            ([0, 0] + [20] * 40, 2, 2),
-            ([0, 0, 20, 0, 20, 20, 0, 20] + [20] * 40, 2, 2),  # single steps that are not late are no other beginning
-            ([0] + ([200] + [0] * 9) * 5, 1, 1),  # pauses
-            # A lock that is held half of the time: from the start it costs 10 to 40 ms or nothing, by chance.
-            ([30, 10, 0, 20, 40, 10, 40, 0, 30, 0, 0, 30, 0, 0, 0, 40, 0, 0, 30, 0, 0, 0] + [20] * 80, 0, 0),
-        ],
-    )
-    def test_votes(self, lateness, first, expected):
-        """Lateness begins where most of the steps from there on are late, however long single earlier ones were."""
-        assert _onset(lateness, first, len(lateness) - 1) == expected
 
 
 class TestInput:

@@ -531,7 +531,7 @@ def _best_stretch(values: Sequence[float]) -> tuple[int, int]:
     """Return the first and the last place of the stretch whose sum is largest (Kadane)."""
     best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
     for at, value in enumerate(values):
-        if total <= 0:
+        if total < 0:
             total, start = 0.0, at
         total += value
         if total > best:

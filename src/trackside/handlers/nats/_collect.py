@@ -50,6 +50,7 @@ from trackside.handlers.nats._stream import (
     run_in_loop,
     shuffled,
     subject_token,
+    user_of,
 )
 from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
 from trackside.handlers.zeromq._receiver import SourceRegistry
@@ -418,6 +419,7 @@ class NatsCollector(Closing):
         ``checkpoints`` written, found ``unusable``, and events ``published``.
         """
         self.is_stopped: StopEvent = StopEvent()
+        user_of(self.address.servers, options)
         self._servers = shuffled(self.address.servers)
         self._options = options
         self._trouble = RateLimitedLog()

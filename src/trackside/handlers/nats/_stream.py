@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import math
+import os
 import random
 import re
 import tempfile
@@ -24,7 +25,7 @@ from nats.errors import MaxPayloadError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StoreCompression, StreamConfig
 from nats.js.errors import NotFoundError
 
-from trackside.core import Closing, wait_until_set
+from trackside.core import Closing, described, wait_until_set
 from trackside.core.times import time_ns
 from trackside.events import ConfigError, DecodeError, Event, Source, SourceEnded, UnreadableError
 from trackside.events._selected import EventTypes
@@ -58,6 +59,12 @@ _HEADERS: Final = b"NATS/1.0"
 """The beginning of a message's headers. The server's own messages have a status behind it."""
 _STORED: Final = b"$JS.ACK."
 """The beginning of the subject to which a message that a stream delivers is answered."""
+_SEED: Final = re.compile(rb"SU[A-Z2-7]{56}\b")
+_MOST_KEY_BYTES: Final = 1 << 16
+_CREDENTIALS: Final = frozenset(
+    {"nkeys_seed", "nkeys_seed_str", "signature_cb", "token", "user_credentials", "user_jwt_cb"}
+)
+"""The arguments of ``nats.connect`` by which a program says itself who it is."""
 INBOX: Final = "_INBOX."
 """The beginning of the subjects that answers go to."""
 _NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -102,7 +109,7 @@ class NatsSink(Exporting):
         options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
 
     Raises:
-        ConfigError: *stream* cannot be the name of a stream.
+        ConfigError: *stream* cannot be the name of a stream, or a file of keys is not what it should be (docs/nats.md).
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class NatsSink(Exporting):
         **options: Any,
     ) -> None:
         self._stream = _checked(stream)
+        user_of(servers, options)
         self._keep_s = keep_s
         self._replicas = replicas
         self._timeout_s = timeout_s
@@ -259,11 +267,15 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector.
 
     A user's answers come to subjects of that user, so that the server can keep others from listening to them.
+
+    Raises:
+        ConfigError: As `user_of`.
     """
+    user = user_of(servers, options)
+    options = {**user.credentials, **options}
+    if user.name:
+        options = {"inbox_prefix": f"{INBOX}{subject_token(user.name)}", **options}
     client = _Client()
-    first_server = servers if isinstance(servers, str) else servers[0]
-    if user := options.get("user") or user_of(first_server):
-        options = {"inbox_prefix": f"{INBOX}{subject_token(user)}", **options}
     try:
         await client.connect(servers, **options)
     except BaseException:
@@ -360,7 +372,7 @@ def reading(address: StreamAddress, timeout_s: float = _CONNECT_S) -> Iterator[N
     """Turn what the client raises, within so many seconds, into errors that name the address and a remedy."""
     try:
         yield
-    except (UnreadableError, DecodeError):
+    except (UnreadableError, DecodeError, ConfigError):
         raise
     except NotFoundError as error:
         raise UnreadableError(str(address), f"has no stream {address.stream}", "is it spelled so?") from error
@@ -450,6 +462,7 @@ class NatsReader(Iterator[Event], Closing):
         poll_interval_s: float = 0.5,
         **options: Any,
     ) -> None:
+        user_of(servers, options)
         self._messages = StreamMessages(
             StreamConnection(servers, options), stream, follow=follow, stop=stop, poll_interval_s=poll_interval_s
         )
@@ -1048,10 +1061,69 @@ def _checked(stream: str) -> str:
     return stream
 
 
-def user_of(server: str) -> str:
-    """Return the name of the user in a server's URL; empty if there is none, or a token."""
-    user, _, password = server.partition("://")[2].rpartition("@")[0].partition(":")
-    return user if password else ""
+@attrs.frozen
+class StreamUser:
+    """The user that a server is to know somebody as."""
+
+    name: str = ""
+    """The name, or the public key; empty if there is none, or a token."""
+    credentials: Mapping[str, Any] = attrs.field(factory=dict)
+    """The arguments of ``nats.connect`` that prove it, but for those that the address or the program gives itself."""
+
+
+def user_of(servers: str | Sequence[str], options: Mapping[str, Any] | None = None) -> StreamUser:
+    """
+    Return the user that the address names, or the program, or else a file that a variable of the environment names.
+
+    The variables are those of the command ``nats``: ``NATS_CREDS``, with what ``nsc generate creds`` writes, and
+    ``NATS_NKEY``, with a seed.
+
+    Args:
+        servers: The servers' URLs.
+        options: The arguments of ``nats.connect`` that the program gives.
+
+    Raises:
+        ConfigError: The file cannot be read or holds no key, or the package that signs with it is missing.
+    """
+    known = options or {}
+    first_server = servers if isinstance(servers, str) else servers[0]
+    user, _, password = first_server.partition("://")[2].rpartition("@")[0].partition(":")
+    name = known.get("user") or (user if password else "")
+    if name or user or not _CREDENTIALS.isdisjoint(known):
+        return StreamUser(str(name))
+    if path := os.environ.get("NATS_CREDS"):
+        seed = _seed_in("NATS_CREDS", path, b"-BEGIN NATS USER JWT-")
+        return StreamUser(_public_key("NATS_CREDS", path, seed), {"user_credentials": path})
+    if path := os.environ.get("NATS_NKEY"):
+        seed = _seed_in("NATS_NKEY", path, b"")
+        return StreamUser(_public_key("NATS_NKEY", path, seed), {"nkeys_seed_str": seed.decode()})
+    return StreamUser()
+
+
+def _seed_in(variable: str, path: str, mark: bytes) -> bytes:
+    """Return the seed in the file at *path*, which is to hold *mark*, too: the client looks for it without end."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MOST_KEY_BYTES)
+    except OSError as error:
+        raise ConfigError(variable, path, f"give a file that can be read ({error.strerror})") from error
+    seed = _SEED.search(content)
+    if seed is None or mark not in content:
+        needed = "what `nsc generate creds` writes" if mark else "a user's seed: it begins with SU"
+        raise ConfigError(variable, path, f"give a file with {needed}")
+    return seed[0]
+
+
+def _public_key(variable: str, path: str, seed: bytes) -> str:
+    try:
+        import nkeys  # noqa: PLC0415  only who has keys needs it
+    except ImportError as error:
+        remedy = "install the package that signs with it: pip install 'nats-py[nkeys]'"
+        raise ConfigError(variable, path, remedy) from error
+    try:
+        return str(nkeys.from_seed(bytearray(seed)).public_key.decode())
+    except Exception as error:
+        raise ConfigError(variable, path, f"give a file with a valid seed ({described(error)})") from error
 
 
 def control_subject(stream: str, run: str, user: str = "*") -> str:

@@ -66,7 +66,7 @@ async def _ask(
     states, now_s = await asyncio.wait_for(looking, max(0.0, timeout_s))
     inbox = client.new_inbox()
     answers = await client.subscribe(inbox)
-    user = subject_token(user_of(address.servers[0]) or _NO_USER)
+    user = subject_token(user_of(address.servers).name or _NO_USER)
     await client.publish(control_subject(address.stream, address.run, user), encode(verb)[0], reply=inbox)
     outcomes: dict[str, Outcome] = {}
     is_heard = True

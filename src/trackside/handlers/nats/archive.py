@@ -23,7 +23,7 @@ import attrs
 from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.export import StreamCursor
-from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages, messages_by_run
+from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages, messages_by_run, user_of
 from trackside.handlers.parquet import ParquetFiles, ParquetStore, SourceTable, outlines_in
 
 PERIOD_S: Final = 3_600.0
@@ -70,6 +70,7 @@ class NatsArchive(Closing):
         ``batches`` and ``events`` written; events ``missing`` from the stream; messages that were ``unreadable``;
         times that a run ``failed``.
         """
+        user_of(self.address.servers, options)
         self._connection = StreamConnection(self.address.servers, options)
         self._archived: dict[str, int] = {}
         """By run, how many messages the stream had when all of them were archived."""
