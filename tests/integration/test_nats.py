@@ -462,10 +462,15 @@ class TestAsLog:
         assert list(replay(f"nats://127.0.0.1:{free_port()},{host}")) == list(replay(directory))
 
     def test_compare(self, runs, capsys):
-        """Two runs of a stream are compared as two runs of files."""
-        _, address = runs
-        assert main(["compare", f"{address}/first", f"{address}/second"]) in (0, 1)  # 1 if the second one is worse
-        assert f"B: {address}/second: 1 run(s), 2 rank(s), 50 steps" in capsys.readouterr().out
+        """Two runs of a stream are compared as the same two of files: by their names, or by their places in the stream."""
+        directory, address = runs
+        outputs = []
+        for names in (("--in", str(directory), "first", "second"), ("--in", address, "first", "second"), None):
+            code = main(["compare", *(names or (f"{address}/first", f"{address}/second"))])
+            out = capsys.readouterr().out.replace(f"{address}/", "")
+            outputs.append((code, out))
+        assert outputs[0] == outputs[1] == outputs[2]
+        assert "B: second: 1 run(s), 2 rank(s), 50 steps" in outputs[0][1]
 
     def test_follow(self, nats_server, bus):
         """Events that are published while a stream is followed come after the earlier ones."""
