@@ -462,7 +462,7 @@ class TestAsLog:
         assert list(replay(f"nats://127.0.0.1:{free_port()},{host}")) == list(replay(directory))
 
     def test_compare(self, runs, capsys):
-        """Two runs of a stream are compared as the same two of files: by their names, or by their places in the stream."""
+        """Two runs of a stream are compared as the same two of files, by their names or by their places in it."""
         directory, address = runs
         outputs = []
         for names in (("--in", str(directory), "first", "second"), ("--in", address, "first", "second"), None):

@@ -1058,9 +1058,9 @@ class TestCredentials:
 
     @pytest.fixture
     def connected(self, start_nats, tmp_path, monkeypatch):
-        """Return a function that starts a server, names the file of a user by *variable*, and returns address and key."""
+        """Return a function that starts a server, has *variable* name a user's file, and returns address and key."""
         nkeys = pytest.importorskip("nkeys")
-        from nats_accounts import Accounts, Key  # noqa: PLC0415  it needs nkeys
+        from nats_accounts import Accounts, Key
 
         def start(variable):
             if variable == "NATS_CREDS":
@@ -1084,7 +1084,7 @@ class TestCredentials:
     @pytest.mark.parametrize("variable", ["NATS_CREDS", "NATS_NKEY"])
     def test_all(self, connected, variable, eventually):
         """
-        With a file of the user in ``NATS_CREDS`` or ``NATS_NKEY`` a sink publishes and gets verbs, a worker collects and
+        With a user's file in ``NATS_CREDS`` or ``NATS_NKEY`` a sink publishes and gets verbs, a worker collects and
         `replay` reads. Answers go below the user's key: the server lets the user hear no others.
         """
         address, public = connected(variable)
@@ -1099,7 +1099,7 @@ class TestCredentials:
             assert [event.step for event in replay(f"{address}/run") if isinstance(event, IterationEnded)] == [7]
 
     def test_address_first(self, connected, tmp_path):
-        """A user, or a token, in the address counts before the file: the server refuses it, though the file is right."""
+        """A user or a token in the address counts before the file: the server refuses it, though the file is right."""
         address, _ = connected("NATS_NKEY")
         for user in ("rank:secret", "token"):
             with pytest.raises(UnreadableError, match="no answer"):
@@ -1114,18 +1114,18 @@ class TestCredentials:
             ("NATS_NKEY", "SU" + "R" * 56, "give a file with a valid seed"),
         ],
     )
-    @pytest.mark.parametrize("use", [sink_to, NatsCollector, lambda address: list(replay(address))])
-    def test_bad_file(self, tmp_path, monkeypatch, variable, content, says, use):
+    def test_bad_file(self, tmp_path, monkeypatch, variable, content, says):
         """A file that is missing, or holds no key, is one line with the variable, the path and the remedy, at once."""
         pytest.importorskip("nkeys")
         path = tmp_path / "user"
         if content is not None:
             path.write_text(content, "utf-8")
         monkeypatch.setenv(variable, str(path))
-        with pytest.raises(ConfigError) as raised:
-            use("nats://127.0.0.1:1/acme")
-        assert (raised.value.field, says in str(raised.value)) == (variable, True), str(raised.value)
-        assert content is None or content not in str(raised.value)
+        for use in (sink_to, NatsCollector, lambda address: list(replay(address))):
+            with pytest.raises(ConfigError) as raised:
+                use("nats://127.0.0.1:1/acme")
+            assert (raised.value.field, says in str(raised.value)) == (variable, True), str(raised.value)
+            assert content is None or content not in str(raised.value)
 
     def test_package_missing(self, tmp_path, monkeypatch):
         """Without the package that signs, the line says what to install."""

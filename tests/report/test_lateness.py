@@ -186,7 +186,7 @@ class TestFindLate:
         assert any(one.began for one in named)
 
     def test_since_without_a_range(self):
-        """Where noise is small, or a rank was late from the beginning, it is known when it began."""
+        """If noise is small, or a rank was late from the beginning, it is known when it began."""
         small = [late_in(simulate(seed, ranks=8, steps=200, late=0.3, since=120, noise=0.1))[1] for seed in range(8)]
         always = [late_in(simulate(seed, ranks=2, steps=400, late=0.4, noise=0.3))[1] for seed in range(8)]
         assert {one.began for one in small} == {None}
@@ -301,7 +301,6 @@ class TestBestStretch:
             first, last = _best_stretch(values)
             stretches = itertools.combinations(range(len(values) + 1), 2)
             assert sum(values[first : last + 1]) == max(sum(values[low:high]) for low, high in stretches), values
-
 
     @pytest.mark.parametrize(
         ("lateness", "first"),

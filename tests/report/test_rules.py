@@ -101,12 +101,13 @@ class TestSince:
         ],
     )
     def test_words(self, healthy, began, is_over, since, evidence):
-        """Where noise leaves open since when a rank is late, the title says about when, and the evidence between when."""
+        """If noise leaves open since when a rank is late, the title says *about*, and the evidence between when."""
         report = late(healthy, 5.0)
         one = attrs.evolve(report.late[0], since_step=50, began=began, is_over=is_over)
         (found,) = RULES["stragglers"](attrs.evolve(report, late=(one,)))[0]
         assert f"slow in model_forward {since}: 20 ms a step" in found.title
-        assert [line.removeprefix("noise leaves open when it began: ") for line in found.evidence if "open" in line] == evidence
+        opening = "noise leaves open when it began: "
+        assert [line.removeprefix(opening) for line in found.evidence if line.startswith(opening)] == evidence
 
 
 class TestThresholds:

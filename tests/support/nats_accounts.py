@@ -1,4 +1,4 @@
-"""An operator of NATS, an account and its users, as `nsc` makes them: a server's configuration and files of credentials."""
+"""An operator of NATS, an account and its users, as `nsc` makes them: for a server's configuration and for users."""
 
 from __future__ import annotations
 
