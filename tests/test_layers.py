@@ -64,8 +64,10 @@ IMPORT_NAMES = {
     "opentelemetry-sdk": "opentelemetry",
     "pyzmq": "zmq",
 }
-# Only pytest loads the module that imports it; and One Logger's module is called after another package of Lightning.
+# Only pytest loads the module that imports it; One Logger's module is called after another package of Lightning; and
+# what signs with keys is of an extra of nats-py's own, which few need and not every Python has wheels for.
 NAMED_OTHERWISE = {
+    ("trackside.handlers.nats._stream", "nkeys"),
     ("trackside._pytest_plugin", "pytest"),
     ("trackside.compat.one_logger.training_telemetry.integration.pytorch_lightning", "lightning"),
 }

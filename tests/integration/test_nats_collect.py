@@ -1110,7 +1110,7 @@ class TestCredentials:
         [
             ("NATS_CREDS", None, "give a file that can be read (No such file or directory)"),
             ("NATS_CREDS", "SU" + "A" * 56, "give a file with what `nsc generate creds` writes"),
-            ("NATS_NKEY", "secret", "give a file with a user's seed: it begins with SU"),
+            ("NATS_NKEY", "pa55word", "give a file with a user's seed: it begins with SU"),
             ("NATS_NKEY", "SU" + "R" * 56, "give a file with a valid seed"),
         ],
     )
