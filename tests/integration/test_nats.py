@@ -23,14 +23,22 @@ import trackside
 from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.events import IterationEnded, ProgramEnded, SectionWindow, Source, SourceStarted, set_process_source
+from trackside.events import (
+    IterationEnded,
+    ProgramEnded,
+    SectionWindow,
+    Source,
+    SourceStarted,
+    UnreadableError,
+    set_process_source,
+)
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import EventLog
 from trackside.job import Remote
 
 nats = pytest.importorskip("nats")
 
-from trackside.handlers.nats import NatsReader, NatsSink, copied  # noqa: E402  it imports the library
+from trackside.handlers.nats import NatsReader, NatsSink, collected, copied  # noqa: E402  it imports the library
 
 pytestmark = pytest.mark.integration
 
@@ -578,6 +586,17 @@ class TestAsLog:
         events = list(replay(address))
         assert [event.step for event in events if isinstance(event, IterationEnded)] == list(range(20))
         assert [event.exit_status for event in events if isinstance(event, ProgramEnded)] == [3]
+
+    def test_causes_of_an_error(self):
+        """What an error was raised from is what the client says, and nothing of how a loop was looked for."""
+        with pytest.raises(UnreadableError) as raised:
+            collected(f"nats://127.0.0.1:{free_port()}/{STREAM}/run")
+        said, error = [], raised.value
+        while error is not None:
+            said.append(str(error))
+            error = error.__cause__ or error.__context__
+        assert len(said) > 1
+        assert [text for text in said if "event loop" in text] == []
 
     @pytest.mark.parametrize(
         ("command", "address", "line"),

@@ -355,16 +355,22 @@ def run_in_loop(work: Coroutine[Any, Any, T], *, stop: Callable[[], object] = in
         work: Awaited there.
         stop: Has it end when an exception of a signal handler, as of Ctrl-C, ends the wait for the thread.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
+    if not _is_in_loop():
+        return asyncio.run(work)  # outside of an except clause, which what it raises would be shown with
     with futures.ThreadPoolExecutor(1) as pool:
         result = pool.submit(asyncio.run, work)
         try:
             return result.result()
         finally:
             stop()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
