@@ -185,6 +185,18 @@ class TestFindLate:
         assert sum(low <= since <= high for low, high in ranges) >= 0.85 * len(named)
         assert any(one.began for one in named)
 
+    def test_ends_in_noise(self):
+        """In noise of 30 % a rank that is late to the end is mostly so to the last step, and one that recovers never."""
+        lasts = {False: [], True: []}
+        for seed, recovers in itertools.product(range(20), lasts):
+            rows = simulate(seed, ranks=2, steps=400, late=0.4, since=100, noise=0.3)
+            for step in range(250, 400 if recovers else 250):
+                rows[1][step] -= 0.4 * STEP_MS * MS
+            lasts[recovers] += [one.last for at, one in late_in(rows).items() if at == 1]
+        assert lasts[False].count(399) >= 0.8 * len(lasts[False]) >= 10
+        assert sum(abs(last - 249) <= 15 for last in lasts[True]) >= 0.8 * len(lasts[True]) >= 10
+        assert 399 not in lasts[True]
+
     def test_since_without_a_range(self):
         """If noise is small, or a rank was late from the beginning, it is known when it began."""
         small = [late_in(simulate(seed, ranks=8, steps=200, late=0.3, since=120, noise=0.1))[1] for seed in range(8)]

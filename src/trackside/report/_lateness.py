@@ -505,17 +505,20 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
     for _ in range(3):
         first, last = _best_stretch(_pulls(lateness, level_ns))
         level_ns = max(least_ns, statistics.fmean(pulled[first : last + 1]))
-    began = _onset_range(_pulls(lateness, level_ns), first, last)
+    earliest, latest, ended = _left_open(_pulls(lateness, level_ns), first, last)
+    if ended == len(lateness) - 1:
+        last = ended  # that it is over would be said only of what is known to be
     shared = min(last, stretch.last) - max(first, stretch.first) + 1
     if 2 * shared < stretch.last - stretch.first + 1:
         first, last = stretch.first, stretch.last
         window = -(-len(lateness) // _LONG_WINDOWS)  # its bounds are those of long windows
-        began = max(0, first - window), min(first + window, last)
+        earliest, latest = max(0, first - window), min(first + window, last)
     if sum(counts[:first]) <= max(2, sum(counts) // 50):
         first = 0  # the first steps are unlike all others
-    is_known = not first or began[1] - began[0] <= max(_ONSET_BLOCKS, _ONSET_SHARE * len(lateness))
+    is_known = not first or latest - earliest <= max(_ONSET_BLOCKS, _ONSET_SHARE * len(lateness))
+    began = None if is_known else (earliest, latest)
     level_ns = statistics.fmean(lateness[first : last + 1])
-    return attrs.evolve(stretch, first=first, last=last, began=None if is_known else began, level_ns=level_ns)
+    return attrs.evolve(stretch, first=first, last=last, began=began, level_ns=level_ns)
 
 
 def _pulls(lateness: Sequence[float], level_ns: float) -> list[float]:
@@ -539,19 +542,20 @@ def _best_stretch(values: Sequence[float]) -> tuple[int, int]:
     return best_at
 
 
-def _onset_range(pulls: Sequence[float], first: int, last: int) -> tuple[int, int]:
+def _left_open(pulls: Sequence[float], first: int, last: int) -> tuple[int, int, int]:
     """
-    Return the first and the last block in which the stretch from *first* to *last* may have begun, by its noise.
+    Return the first and the last block in which the stretch may have begun, and the last one in which it may have ended.
 
-    Those are the blocks from which on it is less likely than from *first* on by a factor of e⁴ at most, if the noise is
+    Those are the blocks that make it less likely than from *first* to *last* by a factor of e⁴ at most, if the noise is
     normal and neighbours depend on each other as they do here.
     """
-    before, inside = pulls[:first], pulls[first : last + 1]
-    if not before:
-        return first, first
-    apart = [*_centred(before), *_centred(inside)]
-    variance = math.fsum(value**2 for value in apart) / len(apart) * dependence(before, inside)
-    rise = statistics.fmean(inside) - statistics.fmean(before)
+    before, inside, after = pulls[:first], pulls[first : last + 1], pulls[last + 1 :]
+    outside = [*before, *after]
+    if not outside:
+        return first, first, last
+    apart = [value for part in (before, inside, after) if part for value in _centred(part)]
+    variance = math.fsum(value**2 for value in apart) / len(apart) * dependence(before, inside, after)
+    rise = statistics.fmean(inside) - statistics.fmean(outside)
     least = -_UNLIKELY * variance / rise if rise > 0 else -math.inf
 
     def reach(values: Sequence[float]) -> int:
@@ -559,4 +563,5 @@ def _onset_range(pulls: Sequence[float], first: int, last: int) -> tuple[int, in
         sums = itertools.accumulate(values)
         return max((count for count, total in enumerate(sums, 1) if total >= least), default=0)
 
-    return first - reach(before[::-1]), first + min(reach([-value for value in inside]), len(inside) - 1)
+    latest = first + min(reach([-value for value in inside]), len(inside) - 1) if before else first
+    return first - reach(before[::-1]), latest, last + reach(after)
