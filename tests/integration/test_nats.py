@@ -433,7 +433,6 @@ class TestAsLog:
             ("tail", "-n", "20", "-v"),
             ("export", "--jsonl", "-"),
             ("top", "--once", "--plain"),
-            ("top", "--plain"),
             ("scores", "--json"),
             ("trace", "--session", "first"),
             ("info", "--json"),
@@ -452,6 +451,15 @@ class TestAsLog:
             outputs.append((code, out, printed.err))
         assert outputs[0] == outputs[1]
         assert outputs[0][0] == 0
+
+    def test_top_until_the_end(self, runs, capsys):
+        """The last line that `top` prints is the same as for the files, but for the rate, which goes out in time."""
+        lasts = []
+        for where in map(str, runs):
+            assert main(["top", "--plain", where]) == 0
+            lasts.append(re.sub(r"^[0-9:]{8}  |[0-9.]+ steps/s, ", "", capsys.readouterr().out.splitlines()[-1]))
+        assert lasts[0] == lasts[1]
+        assert re.fullmatch(r"second: step 49, goodput [0-9.]+ %, ended, 0 lost", lasts[0])
 
     def test_top_of_a_run(self, runs, capsys):
         """Of a run that no collector has read `top` reads all: it prints the same as for the files."""

@@ -589,7 +589,8 @@ class TestMlflow:
         store = ("--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}")
         command = (sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--workers", "1", *store)
         server(*command, "--port", str(port), asks=f"{url}/health", within_s=180)
-        sink = OpenTelemetrySink(url, headers={"x-mlflow-experiment-id": "0"}, metrics=False, logs=False)
+        headers = {"x-mlflow-experiment-id": "0"}
+        sink = OpenTelemetrySink(url, headers=headers, metrics=False, logs=False, timeout_s=60)  # it is slow under load
         began_ns = time.time_ns()
         expected = {}
         for rank in range(2):

@@ -186,7 +186,7 @@ class TestFindLate:
         assert any(one.began for one in named)
 
     def test_ends_in_noise(self):
-        """In noise of 30 % a rank that is late to the end is mostly so to the last step, and one that recovers never."""
+        """In noise of 30 % a rank that is late to the end is mostly so to the last step, one that recovers never."""
         lasts = {False: [], True: []}
         for seed, recovers in itertools.product(range(20), lasts):
             rows = simulate(seed, ranks=2, steps=400, late=0.4, since=100, noise=0.3)

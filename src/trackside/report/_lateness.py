@@ -544,7 +544,7 @@ def _best_stretch(values: Sequence[float]) -> tuple[int, int]:
 
 def _left_open(pulls: Sequence[float], first: int, last: int) -> tuple[int, int, int]:
     """
-    Return the first and the last block in which the stretch may have begun, and the last one in which it may have ended.
+    Return the first and the last block in which the stretch may have begun, and the last one in which it may end.
 
     Those are the blocks that make it less likely than from *first* to *last* by a factor of e⁴ at most, if the noise is
     normal and neighbours depend on each other as they do here.
