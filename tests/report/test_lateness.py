@@ -204,6 +204,17 @@ class TestFindLate:
         assert {one.began for one in small} == {None}
         assert {one.first: one.began for one in always} == {0: None}
 
+    def test_since_of_windows(self):
+        """Of 40 windows of 20 steps each, three are more than a twentieth: where noise leaves so many open it says so."""
+        ranges = []
+        for seed in range(30):
+            rows = simulate(seed, ranks=2, steps=40, late=0.4, since=20, noise=0.18, stalls=0.0)
+            ranges += [one.began for at, one in find_late(rows, [20.0] * 40, STEP_MS * MS).items() if at == 1]
+        said = [one for one in ranges if one is not None]
+        assert len(said) >= len(ranges) / 2 >= 6
+        assert min(high - low for low, high in said) >= 3
+        assert sum(low <= 20 <= high for low, high in said) >= 0.85 * len(said)
+
     def test_far_values(self):
         """Few steps that are longer by far, before a rank became late, are no part of the steps in which it was."""
         rows = simulate(5, ranks=2, steps=200, late=0.3, since=120, noise=0.05, stalls=0.0)

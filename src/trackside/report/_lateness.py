@@ -54,9 +54,9 @@ _GROSS_OF_PEERS: Final = 0.2
 """The largest share of that in which any other rank is grossly late, too."""
 _UNLIKELY: Final = 4.0
 """The natural logarithm of the likelihood by which a block is too unlikely to be the one in which lateness began."""
-_ONSET_BLOCKS: Final = 10
+_ONSET_STEPS: Final = 10
 _ONSET_SHARE: Final = 0.05
-"""In so many blocks, or that share of all, the beginning is as good as known."""
+"""Within so many steps, that share of all, or one block, the beginning is as good as known."""
 _FEW_RANKS: Final = 16
 _MOST_LATE: Final = 64
 _MOST_TRIED: Final = 16
@@ -515,7 +515,8 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
         earliest, latest = max(0, first - window), min(first + window, last)
     if sum(counts[:first]) <= max(2, sum(counts) // 50):
         first = 0  # the first steps are unlike all others
-    is_known = not first or latest - earliest <= max(_ONSET_BLOCKS, _ONSET_SHARE * len(lateness))
+    is_known = not first or latest - earliest <= 1
+    is_known = is_known or sum(counts[earliest:latest]) <= max(_ONSET_STEPS, _ONSET_SHARE * sum(counts))
     began = None if is_known else (earliest, latest)
     level_ns = statistics.fmean(lateness[first : last + 1])
     return attrs.evolve(stretch, first=first, last=last, began=began, level_ns=level_ns)
