@@ -205,7 +205,7 @@ class TestFindLate:
         assert {one.first: one.began for one in always} == {0: None}
 
     def test_since_of_windows(self):
-        """Of 40 windows of 20 steps each, three are more than a twentieth: where noise leaves so many open it says so."""
+        """Of 40 windows of 20 steps three are more than a twentieth: where noise leaves so many open, it says so."""
         ranges = []
         for seed in range(30):
             rows = simulate(seed, ranks=2, steps=40, late=0.4, since=20, noise=0.18, stalls=0.0)
