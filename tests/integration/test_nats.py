@@ -596,7 +596,7 @@ class TestAsLog:
         assert [event.exit_status for event in events if isinstance(event, ProgramEnded)] == [3]
 
     def test_causes_of_an_error(self):
-        """What an error was raised from is what the client says, and nothing of how a loop was looked for."""
+        """The causes of an error are those that the client names, and nothing of how a loop was looked for."""
         with pytest.raises(UnreadableError) as raised:
             collected(f"nats://127.0.0.1:{free_port()}/{STREAM}/run")
         said, error = [], raised.value
