@@ -53,7 +53,7 @@ _GROSS_LASTS_STEPS: Final = 8
 _GROSS_OF_PEERS: Final = 0.2
 """The largest share of that in which any other rank is grossly late, too."""
 _UNLIKELY: Final = 4.0
-"""The natural logarithm of the likelihood by which a block is too unlikely to be the one in which lateness began."""
+"""The natural logarithm of the ratio of likelihoods from which on lateness did not begin, or end, in a block."""
 _ONSET_STEPS: Final = 10
 _ONSET_SHARE: Final = 0.05
 """Within so many steps, that share of all, or one block, the beginning is as good as known."""
@@ -507,7 +507,7 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
         level_ns = max(least_ns, statistics.fmean(pulled[first : last + 1]))
     earliest, latest, ended = _left_open(_pulls(lateness, level_ns), first, last)
     if ended == len(lateness) - 1:
-        last = ended  # that it is over would be said only of what is known to be
+        last = ended  # noise leaves open whether it is over
     shared = min(last, stretch.last) - max(first, stretch.first) + 1
     if 2 * shared < stretch.last - stretch.first + 1:
         first, last = stretch.first, stretch.last
@@ -515,9 +515,8 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
         earliest, latest = max(0, first - window), min(first + window, last)
     if sum(counts[:first]) <= max(2, sum(counts) // 50):
         first = 0  # the first steps are unlike all others
-    is_known = not first or latest - earliest <= 1
-    is_known = is_known or sum(counts[earliest:latest]) <= max(_ONSET_STEPS, _ONSET_SHARE * sum(counts))
-    began = None if is_known else (earliest, latest)
+    is_open = latest - earliest > 1 and sum(counts[earliest:latest]) > max(_ONSET_STEPS, _ONSET_SHARE * sum(counts))
+    began = (earliest, latest) if first and is_open else None
     level_ns = statistics.fmean(lateness[first : last + 1])
     return attrs.evolve(stretch, first=first, last=last, began=began, level_ns=level_ns)
 
