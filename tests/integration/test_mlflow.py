@@ -307,8 +307,8 @@ class TestPage:
         page = (Path(__file__).resolve().parents[2] / "docs" / "mlflow.md").read_text(encoding="utf-8")
         code = page.split("```python\n")[1].split("```")[0]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": database, "MLFLOW_EXPERIMENT_NAME": "page"}
-        # It trains for as long as it takes to begin the run.
-        train = "def train():\n    trackside.counter('x').add(1)\n    trackside.flush(60)\n"
+        # A database on a busy disk may take longer than the end of a job waits.
+        train = "def train():\n    trackside.counter('x').add(1)\n    trackside.flush(60)\n    trackside.close(60)\n"
         program = train + textwrap.dedent(code)
         subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=90)
         found = mlflow.MlflowClient(database).get_experiment_by_name("page")
