@@ -56,6 +56,14 @@ class TestSuggestsSettings:
         """`instrument` suggests its own settings."""
         assert "did you mean gpu=…?" in refusal(trackside.instrument, None, None, gpus=True)
 
+    @pytest.mark.parametrize("kind", ["counter", "stat", "gauge"])
+    def test_instruments(self, kind: str) -> None:
+        """`counter`, `stat` and `gauge` suggest their own settings."""
+        assert refusal(getattr(trackside, kind), "tokens", units="tokens") == (
+            f"units: got 'tokens'; {kind}() has no such setting; did you mean unit=…?"
+        )
+        assert f"{kind}() has no such setting; it has name, " in refusal(getattr(trackside, kind), "tokens", unknown=1)
+
     def test_signature(self) -> None:
         """The signature stays, for help and documentation."""
         assert list(inspect.signature(trackside.start).parameters)[:3] == ["directory", "job", "handlers"]

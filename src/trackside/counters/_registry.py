@@ -8,13 +8,14 @@ import operator
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from trackside.core import LateThread, Mailbox, complain, deadline_in, is_from_signal_handler, left_s
 from trackside.counters._aggregation import Aggregation, in_order
 from trackside.counters._instruments import LOCK_TIMEOUT_S, Counter, CounterSnapshot, Gauge, Instrument, Stat
 from trackside.counters._window_collector import CounterCollector, Raw
 from trackside.events import ConfigError, CounterWindow, Event, clock
+from trackside.events._settings import settings_check
 
 Kind = TypeVar("Kind", bound=Instrument)
 
@@ -73,6 +74,7 @@ class CounterRegistry:
         unit: str = "",
         help: str = "",  # noqa: A002  the field's own word
         aggregations: Iterable[Aggregation | str] | None = None,
+        **_unknown: NoReturn,
     ) -> Counter:
         """
         Return the counter called *name*, made at the first call: a sum that only grows.
@@ -92,6 +94,8 @@ class CounterRegistry:
                 or unit, help or aggregations differ from an earlier call. Otherwise a line says so, and training goes
                 on: the counter is called ``name.counter`` then, and what was declared first holds.
         """
+        if _unknown:
+            _refuse_settings(self.counter, _unknown)
         return self._instrument(Counter, name, unit, help, aggregations)
 
     def stat(
@@ -101,6 +105,7 @@ class CounterRegistry:
         unit: str = "",
         help: str = "",  # noqa: A002
         aggregations: Iterable[Aggregation | str] | None = None,
+        **_unknown: NoReturn,
     ) -> Stat:
         """
         Return the stat called *name*, made at the first call: a distribution of values.
@@ -114,6 +119,8 @@ class CounterRegistry:
         Raises:
             ConfigError: as for `counter`.
         """
+        if _unknown:
+            _refuse_settings(self.stat, _unknown)
         return self._instrument(Stat, name, unit, help, aggregations)
 
     def gauge(
@@ -124,6 +131,7 @@ class CounterRegistry:
         unit: str = "",
         help: str = "",  # noqa: A002
         aggregations: Iterable[Aggregation | str] | None = None,
+        **_unknown: NoReturn,
     ) -> Gauge:
         """
         Return the gauge called *name*, made at the first call: the latest value of what goes up and down.
@@ -140,6 +148,8 @@ class CounterRegistry:
         Raises:
             ConfigError: as for `counter`, or if the gauge has another callback already.
         """
+        if _unknown:
+            _refuse_settings(self.gauge, _unknown)
         if callback is not None and not callable(callback):
             raise ConfigError("callback", callback, "give a function without arguments that returns a number")
         gauge = self._instrument(Gauge, name, unit, help, aggregations)
@@ -440,6 +450,10 @@ class Sampler:
                 self._nudges.get(wait_s)
                 while True:
                     self._nudges.get(0.0)
+
+
+def _refuse_settings(called: Callable[..., Any], unknown: dict[str, Any]) -> None:
+    settings_check(called, f"{called.__name__}()")(unknown)
 
 
 def _check_text(field: str, text: Any) -> str:

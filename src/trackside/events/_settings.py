@@ -51,7 +51,8 @@ def settings_check(
         takes: Its name in the error.
         nested: As for `suggests_settings`.
     """
-    parameters = inspect.signature(called).parameters
+    found = inspect.signature(called).parameters
+    parameters = {name: one for name, one in found.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
     suggestions = dict(_settings_of(nested or {})) | {name: f"{name}=…" for name in parameters}
     names = [name for name in parameters if name != "self"]
 
