@@ -554,7 +554,9 @@ class TestKilled:
                 time.sleep(rng.random() * 0.02)  # the moment is meant to be any
             finally:
                 child.send_signal(signal.SIGKILL)
-                rest, _ = child.communicate(timeout=30)
+                with child.stdout:  # communicate(timeout=…) would leave out what readline() read ahead
+                    rest = child.stdout.read()
+                child.wait(30)
             recorded += [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
             (found,) = feed(replay(directory), SpanBuilder())[0].result().sources
             long = [[span.name, span.start_ns] for span in found.open if not span.thread]
