@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from ticking import Ticked
+from trackside.bus._dispatcher import End
 from trackside.events import (
     ITERATION,
     Event,
@@ -122,6 +123,23 @@ class TestBeginAndEnd:
         sources = [one.source for one in frames.events(SourceStarted)]
         assert sources[0].run_id == sources[1].run_id
         assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
+
+    def test_end_of_the_process_at_once(self, bus, frames, own_identity, monkeypatch):
+        """The process gets a new source also where the dispatcher ends the stream before `end` returns."""
+        bus.subscribe(frames)
+        bus.log(Ticked(number=1))
+        bus.flush()
+        before, put = process_source(), bus._dispatcher.put
+
+        def put_and_wait(item):
+            put(item)
+            if isinstance(item, End):
+                bus.flush()
+
+        monkeypatch.setattr(bus._dispatcher, "put", put_and_wait)
+        bus.end()
+        assert process_source() == attrs.evolve(before, id=process_source().id)
+        assert process_source().id != before.id
 
     def test_end_of_the_process(self, bus, frames, own_identity):
         """
@@ -254,12 +272,14 @@ class TestFrames:
         assert list(assert_dense(frames).values()) == [scaled(20_000) + 2]
         assert [one.number for one in frames.events(Ticked)] == list(range(scaled(20_000)))
 
-    def test_event_counts(self, bus, frames):
+    def test_event_counts(self, bus, frames, held_still):
         """With each frame the sink learns how many rows it has."""
         bus.subscribe(frames, to=Ticked)
+        go_on = held_still(bus)
         for _ in range(5):
             bus.log(Ticked())
             bus.log(Empty())
+        go_on()
         bus.flush()
         assert [events for _, events in frames.frames] == [5]
 
@@ -349,14 +369,16 @@ class TestFrames:
             ("other.library.event", {"number": number}, 4) for number in range(3)
         ]
 
-    def test_shared_by_equal_sinks(self, bus, make_frames):
+    def test_shared_by_equal_sinks(self, bus, make_frames, held_still):
         """Frame sinks that want the same get the same frame, cut once; one that wants less gets its own."""
         sinks = [make_frames(), make_frames(), make_frames()]
         bus.subscribe(sinks[0])
         bus.subscribe(sinks[1])
         bus.subscribe(sinks[2], to=Ticked)
+        go_on = held_still(bus)
         bus.log(Ticked())
         bus.log(Empty())
+        go_on()
         bus.flush()
         assert sinks[0].frames[0][0] is sinks[1].frames[0][0]
         assert len(sinks[2].events()) == 1

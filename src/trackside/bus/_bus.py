@@ -505,8 +505,8 @@ class Bus(Closing):
 
     def end(self, reason: str = "closed") -> None:
         """End the numbered stream; the process gets a new source id now, and the next event starts its stream."""
+        ended = self._dispatcher.source  # before the dispatcher, which may be faster than this thread, forgets it
         self._dispatcher.put(End(reason))
-        ended = self._dispatcher.source
         if ended is not None:  # at once, so that no child takes the ended source for its parent
             self._identity.renew(ended)
 
