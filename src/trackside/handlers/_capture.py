@@ -1,4 +1,4 @@
-"""A handler that keeps what it gets; for tests."""
+"""A handler for tests, which keeps the events that it gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Capture:
         self.events.append(event)
 
     def of(self, kind: type[E]) -> list[E]:
-        """Return the events of type *kind* or derived from it."""
+        """Return the events of type *kind*, subclasses included."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def clear(self) -> None:

@@ -24,8 +24,8 @@ def find_files(paths: Iterable[str | os.PathLike[str]], problems: list[Unreadabl
     Return every file that *paths* name or contain, each once.
 
     Args:
-        paths: Files, or directories with such at any depth.
-        problems: Paths that cannot be read are added to these.
+        paths: Files, or directories that contain files at any depth.
+        problems: Paths that cannot be read are added to this list.
         remedy: The advice for a directory without such files.
     """
     found: dict[str, Path] = {}
@@ -62,7 +62,7 @@ def objects_in(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of *file*; of a line that is too long for a record, its beginning."""
+    """Yield the lines of *file*; only the beginning of a line that is too long for a record."""
     while line := file.readline(_MAX_LINE_BYTES):
         yield line
         while len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -80,7 +80,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _with_utf8(value: Any) -> Any:
-    """Return *value* with an escape for each lone surrogate, which is how events write it too."""
+    """Return *value* with an escape for each lone surrogate, as events have it."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -65,7 +65,7 @@ class GoogleCloudMonitoringSink(Exporting):
         accelerator_type: For example ``NVIDIA-H100``.
         cluster_name: Set on every series if it is given.
         export_interval_s: The least time between two requests, in seconds; the service accepts a point every 5 s.
-        timeout_s: For each request, in seconds.
+        timeout_s: The timeout of each request, in seconds.
         only: Which of the series to send: ``goodput``, ``step_deviation``, ``windows``.
         client: The client; by default one that the machine's environment configures.
 
@@ -109,7 +109,7 @@ class GoogleCloudMonitoringSink(Exporting):
         )
 
     def __call__(self, event: Event) -> None:
-        """Accept *event* if it is an update of goodput; on the sink worker's thread."""
+        """Accept *event* if it is an update of goodput; called on the sink worker's thread."""
         if isinstance(event, GoodputUpdated) and next(self._values(event), None) is not None:
             self._waiting[event.session] = event
             if time.monotonic() - self._sent_s.get(event.session, float("-inf")) >= self._export_interval_s:

@@ -20,14 +20,14 @@ LOST_TYPE = "trackside.sink.lost"
 @suggests_settings()
 class JsonlSink:
     """
-    Writes one JSON object a line.
+    Writes one JSON object per line.
 
     Its keys are ``source``, ``rank``, ``seq``, ``time_ns``, ``span_id``, ``step``, ``type`` and ``fields``.
 
     A file has the suffix ``.part`` while it is written, and loses it when it is finished, so a file without the suffix
     never ends in a torn line. Lines that the disk refuses wait, up to *buffer_bytes*, and are tried again as events
-    come. Events that had to be given up are counted, and reported by a line of type ``trackside.sink.lost`` at the
-    place where they are missing.
+    come. Lost events are counted, and reported by a line of type ``trackside.sink.lost`` at the place where they are
+    missing.
 
     Args:
         path: The file; further parts are called ``events.0001.jsonl`` and so on. No existing file is overwritten:
@@ -60,7 +60,7 @@ class JsonlSink:
         if fsync_s is not None and fsync_s < 0:
             raise ConfigError("fsync_s", fsync_s, "give seconds from 0, or None")
         self.lost: int = 0
-        """Events given up because the disk did not take them."""
+        """Events that are in no file: refused by the disk, too long, or in a file that vanished."""
         self._buffer_bytes = buffer_bytes
         self._appender = Appender(
             self.path.parent,
@@ -83,15 +83,15 @@ class JsonlSink:
 
     @property
     def paths(self) -> list[Path]:
-        """The files written so far, by the names they have now."""
+        """The files written so far, by their present names."""
         return self._finished + self._appender.paths[len(self._finished) :]
 
     def __call__(self, event: Event) -> None:
-        """Append *event*; on the sink worker's thread."""
+        """Append *event*; called on the sink worker's thread."""
         line = to_json(event).encode() + b"\n"
         self._is_closed = False  # a closed sink that is subscribed again continues in another part
         if self._size_bytes + len(line) > self._buffer_bytes:
-            self._write()  # while events never pause, `idle` is not called
+            self._write()  # `idle` is not called while events come without a pause
         if self._size_bytes + len(line) > self._buffer_bytes:
             self._give_up(1, len(line), self._trouble or f"a line of {len(line)} bytes")
             return
@@ -135,7 +135,7 @@ class JsonlSink:
                 self._forget_lines()
             elif outcome.vanished is not None:
                 vanished = outcome.vanished
-                self._say_lost()  # events given up since belong after the waiting lines
+                self._say_lost()  # events lost since then belong after the waiting lines
                 self._give_up(vanished.events, vanished.size_bytes, f"{vanished.path.name} vanished")
                 self._say_lost(first=True)
             else:
@@ -196,7 +196,7 @@ class JsonlSink:
 def _finished(path: Path) -> Path:
     """Remove the suffix of *path* unless the file is torn; return the resulting path."""
     target = path.with_name(path.name[: -len(_PART)])
-    # If it vanished, or the directory became read-only, it keeps its suffix.
+    # If the file vanished, or the directory became read-only, the suffix stays.
     with contextlib.suppress(OSError):
         if _ends_whole(path) and not os.path.lexists(target):
             path.rename(target)

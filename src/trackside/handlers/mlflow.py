@@ -20,7 +20,7 @@ _BATCH_POINTS: Final = 1000
 """The most points that MLflow accepts in one call."""
 _BATCH_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 6000
-"""In characters; of longer values the beginning is sent, with their length."""
+"""In characters; longer values are cut, and their length is added."""
 _FINAL_ERRORS: Final = frozenset(("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"))
 
 

@@ -65,11 +65,11 @@ with needing_extra("OpenTelemetry", "opentelemetry"):
 _SCOPE: Final = InstrumentationScope("trackside", __version__)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _RETRIABLE: Final = frozenset((408, 429, 502, 503, 504))
-"""The statuses after which OTLP says to retry."""
+"""The statuses after which OTLP clients retry."""
 _ITEM_BYTES: Final = 1_000
 _MAX_METADATA: Final = 64
 _ONLY_SPANS: Final = tuple(cls for cls in SPAN_EVENTS if cls is not SourceEnded)
-"""Events that are exported as spans alone; the end of a process is a log record, too."""
+"""Events that are exported only as spans; the end of a process is a log record, too."""
 
 
 @suggests_settings()
@@ -78,16 +78,16 @@ class OpenTelemetrySink:
     Export traces, metrics and logs to an OpenTelemetry collector.
 
     Each process is a resource, and its spans are a trace unless it was started within another one. Events that are
-    neither spans nor metrics are log records. The ``OTEL_*`` variables are honoured; arguments precede them. What could
-    not be delivered waits, up to 16,384 events of each signal, and is retried.
+    neither spans nor metrics are log records. The ``OTEL_*`` variables are honoured; arguments take precedence. Events
+    that could not be delivered wait, up to 16,384 of each signal, and are retried.
 
     Args:
         endpoint: The collector's base URL, for example ``http://localhost:4318``.
         headers: Sent with each request.
-        timeout_s: For each request and the retries of the OTLP exporter, in seconds.
-        traces: Whether to export spans; by default unless ``OTEL_TRACES_EXPORTER`` is ``none``. Likewise the next two.
-        metrics: Whether to export metrics.
-        logs: Whether to export all other events.
+        timeout_s: The timeout of each request with the retries of the OTLP exporter, in seconds.
+        traces: Whether to export spans; by default unless ``OTEL_TRACES_EXPORTER`` is ``none``.
+        metrics: Whether to export metrics; by default likewise.
+        logs: Whether to export all other events; by default likewise.
 
     Raises:
         ConfigError: a variable is malformed, or asks for a protocol other than ``http/protobuf``.
@@ -123,7 +123,7 @@ class OpenTelemetrySink:
         """
         Values that were left out because OpenTelemetry's SDK does not record them.
 
-        These are NaN and infinities, and negative ones in counters and histograms.
+        These are NaN and infinities, and negative values in counters and histograms.
         """
         return self._not_finite_by_ended + sum(process.not_finite for process in list(self._processes.values()))
 
@@ -133,7 +133,7 @@ class OpenTelemetrySink:
         return sum(self.losses().values())
 
     def losses(self) -> dict[str, int]:
-        """Return how many events did not arrive, by signal and reason."""
+        """Return the number of events that did not arrive, by signal and reason."""
         lost = {
             f"{name}: {reason}": events
             for name, signal in self._signals.items()
@@ -143,7 +143,7 @@ class OpenTelemetrySink:
         return {**lost, "traces: too many open spans": dropped} if dropped else lost
 
     def __call__(self, event: Event) -> None:
-        """Accept *event*; on the sink worker's thread."""
+        """Accept *event*; called on the sink worker's thread."""
         if not self._signals:
             return
         source = event.source
@@ -161,13 +161,13 @@ class OpenTelemetrySink:
             self._collect()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what waits and the metrics as they stand; False if anything did not arrive in time."""
+        """Send the waiting events and the current metrics; False if anything did not arrive in time."""
         self._collect()
         done = [signal.exporter.flush(share_s) for signal, share_s in self._shares(timeout_s)]
         return all(done)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits and stop; False if any event was lost, now or before."""
+        """Send the waiting events and stop; False if any event was lost, now or before."""
         self._collect()
         done = [signal.close(share_s) for signal, share_s in self._shares(timeout_s)]
         return all(done) and not self.lost
@@ -213,7 +213,7 @@ class _Signal:
         url = f"{endpoint.rstrip('/')}/v1/{name}" if endpoint is not None else None
         self._session = _Session()
         try:
-            SpanLimits(), LogRecordLimits()  # raise here what the environment would raise for each process
+            SpanLimits(), LogRecordLimits()  # raise here for a malformed environment, not for each process
             self.client = _EXPORTERS[name](
                 endpoint=url, headers=dict(headers) if headers else None, timeout=timeout_s, session=self._session
             )
@@ -228,7 +228,7 @@ class _Signal:
             max_batch_items=_environ_int(f"OTEL_{family}_MAX_EXPORT_BATCH_SIZE", 512),
             export_interval_s=_environ_seconds(f"OTEL_{family}_SCHEDULE_DELAY", 1_000),
         )
-        # It would log each failed request, which the batch exporter reports once a minute and with counts.
+        # The client would log each failed request; the batch exporter reports them once a minute, with counts.
         logging.getLogger(type(self.client).__module__).addFilter(_is_from_elsewhere)
 
     def close(self, timeout_s: float) -> bool:
@@ -257,7 +257,7 @@ class _Signal:
     def _count_rejected(self, content: bytes) -> None:
         """Count the items that the collector rejected from a request that it accepted."""
         with contextlib.suppress(Exception):  # not every server that accepts a request answers in protobuf
-            # The answers of the three signals differ in the name of one field, and not on the wire.
+            # The answers of the three signals differ only in the name of one field, which is not on the wire.
             rejected = ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans
             if rejected > 0:
                 self.exporter.drop(rejected, f"rejected by {self._url}")
@@ -280,7 +280,7 @@ class _ProcessTelemetry:
         self._uncollected_events = 0
         self.not_finite = 0
         resource = Resource.create(attributes_of(_resource_attributes(source)))
-        resource = resource.merge(OTELResourceDetector().detect())  # the environment precedes what we know
+        resource = resource.merge(OTELResourceDetector().detect())  # the environment takes precedence over the source
         self._span_ids = _FixedIds(self._trace_id)
         if "traces" in signals:
             provider = TracerProvider(resource=resource, id_generator=self._span_ids, shutdown_on_exit=False)
@@ -308,7 +308,7 @@ class _ProcessTelemetry:
             self._export_log(event)
 
     def collect(self) -> None:
-        """Export the metrics as they stand."""
+        """Export the current metrics."""
         if "metrics" not in self._exporters:
             return
         data = self._reader.get_metrics_data()
@@ -338,7 +338,7 @@ class _ProcessTelemetry:
             description = ": ".join(filter(None, (error.get("type"), error.get("message")))) or None
             exported.set_status(StatusCode.ERROR, mended(description)[0])
         exported.end(_held_time(span.end_ns))
-        if isinstance(exported, ReadableSpan):  # otherwise the sampler does not want it
+        if isinstance(exported, ReadableSpan):  # otherwise the sampler dropped it
             length = _length(exported.attributes) + sum(_length(event.attributes) for event in exported.events)
             self._exporters["traces"].put_or_drop(exported, events=span.event_count, size_bytes=_ITEM_BYTES + length)
 
@@ -366,7 +366,7 @@ class _ProcessTelemetry:
             instrument.add(value, attributes)
 
     def _held(self, point: MetricPoint, value: int) -> int:
-        """Return as much of *value* as OTLP's integers of 64 bits hold: one that they do not costs a whole request."""
+        """Return *value* limited to what OTLP's 64-bit integers hold: a larger one would make a whole request fail."""
         metric = point.metric
         is_sum = metric.kind in {"counter", "up_down_counter"}
         key = (metric.name, *map(str, point.labels.values()))
@@ -379,7 +379,7 @@ class _ProcessTelemetry:
         return held
 
     def _increase(self, point: MetricPoint) -> float:
-        """Return by how much a total rose since it was last read; 0 for a count that fell, being of an older event."""
+        """Return the increase of a total since it was last read; 0 for a count that fell, as in an older event."""
         metric, total = point.metric, point.value
         key = (metric.name, *map(str, point.labels.values()))
         previous = self._totals.get(key, 0)
@@ -406,7 +406,7 @@ class _ProcessTelemetry:
 
 
 class _FixedIds(IdGenerator):  # type: ignore[misc]
-    """The ids that a span has already."""
+    """Generates the ids that a span already has."""
 
     def __init__(self, trace_id: int) -> None:
         self.trace_id = trace_id
@@ -427,7 +427,7 @@ _EXPORTERS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _held_time(at_ns: int) -> int:
-    """Return *at_ns* as far as OTLP can say it: one time before 1970 costs a whole request."""
+    """Return *at_ns* limited to OTLP's range: one time before 1970 would make a whole request fail."""
     return min(max(at_ns, 0), _UINT64_MAX)
 
 
@@ -470,7 +470,7 @@ _EXCEPTION_ATTRIBUTES: Final = {
     span_names.EXCEPTION_MESSAGE: "exception.message",
     span_names.EXCEPTION_TRACEBACK: "exception.stacktrace",
 }
-"""By One Logger's name, the one of OpenTelemetry's conventions."""
+"""By One Logger's name, the name in OpenTelemetry's conventions."""
 _SOURCE_ATTRIBUTES: Final = (
     "run_id",
     "session_tag",
@@ -494,7 +494,7 @@ def _severity_of(event: Event) -> str:
 
 
 def _resource_attributes(source: Source) -> dict[str, Any]:
-    """Describe *source*, by the names of the conventions where they have one; what is unknown is left out."""
+    """Describe *source*, with the names of the conventions where there are any; unknown values are left out."""
     attributes = {
         "service.name": source.application or "trackside",
         "service.instance.id": source.id,

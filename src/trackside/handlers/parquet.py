@@ -178,9 +178,9 @@ class ParquetFiles:
 
     Args:
         directory: Created if it does not exist; files of the same name are overwritten.
-        batch: The name of the files, where these tables become parts of larger ones. The sources of a session have
-            common files then, in which ``attempt`` and ``rank`` are columns: there may be many thousands.
-        sources: What is known of the sources before; it is changed.
+        batch: The name of the files, if these tables become parts of larger ones. The sources of a session, which may
+            be many thousands, then share files in which ``attempt`` and ``rank`` are columns.
+        sources: The table of the sources so far; it is changed.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ParquetFiles:
 
     def close_tables(self) -> None:
         """
-        Write everything but the table of sources.
+        Write everything except the table of sources.
 
         Raises:
             OSError: if something cannot be written.
@@ -269,7 +269,7 @@ class ParquetFiles:
         return file
 
     def _count(self, file: _TableFile, rows: int, weight: int) -> None:
-        """Count what waits in memory, and write what exceeds a limit."""
+        """Count the rows that wait in memory, and write those of files that exceed a limit."""
         self._waiting_rows += rows
         self._waiting_bytes += weight
         if file.waiting_rows >= _BATCH_ROWS or file.waiting_bytes >= _BATCH_BYTES:
@@ -310,7 +310,7 @@ class _Table:
         ]
 
     def weigh(self, rows: Sequence[Row]) -> int:
-        """Return about how many bytes *rows* take beyond their columns of fixed size."""
+        """Return roughly the number of bytes that *rows* take beyond their columns of fixed size."""
         return sum(
             len(row[place]) if type(row[place]) is str else weigh(row[place])
             for place in self._sized
@@ -325,7 +325,7 @@ class _Table:
         return self._columns
 
     def batch(self, sources: Sequence[Source], rows: list[Row], raw: Sequence[UnknownEvent]) -> Any:
-        """Return events as a record batch: *rows*, of which *sources* has the source of each, and *raw*."""
+        """Return events as a record batch: *rows*, each with its source in *sources*, and *raw*."""
         columns = self.columns(raw)
         unfit: dict[int, dict[str, Any]] = {}
         for row, event in enumerate(raw, start=len(rows)):
@@ -390,7 +390,7 @@ class _TableFile:
         return weight
 
     def write(self) -> None:
-        """Write what waits."""
+        """Write the waiting events."""
         if not self.waiting_rows:
             return
         batch = self._table.batch(self._sources, self._rows, self._raw)
@@ -461,7 +461,7 @@ def _session(source: Source) -> str:
 
 
 def _partition(source: Source) -> Path:
-    # Hive's form, of which readers make columns; an empty value needs a name of its own.
+    # Hive's form, which readers turn into columns; an empty value needs a name of its own.
     session = urllib.parse.quote(_session(source), safe=" ", errors="replace") or "__HIVE_DEFAULT_PARTITION__"
     return Path(f"session={_shortened(session)}", f"attempt={source.attempt}", f"rank={source.rank}")
 
@@ -483,10 +483,10 @@ def _file_name(source_id: str) -> str:
 
 class SourceTable:
     """
-    The table of sources: who they are, when they were first and last heard of, how far they came, how they ended.
+    The table of sources: the identity, the first and last time, the last step and the end of each.
 
     Args:
-        outlines: What is known before.
+        outlines: The outlines known before.
     """
 
     def __init__(self, outlines: Iterable[SourceOutline] = ()) -> None:
@@ -530,7 +530,7 @@ class SourceTable:
         Args:
             root: A directory; created if it does not exist.
             name: The name of the file.
-            about: What is to be kept with it.
+            about: Metadata to keep in the file.
 
         Raises:
             OSError: It cannot be written.
@@ -547,8 +547,8 @@ class ParquetStore:
     A place for tables that grow batch by batch: a directory, or a bucket such as ``s3://BUCKET/PATH``.
 
     Args:
-        where: A directory, or a URL of which Arrow's filesystems know the scheme. What is in its environment or its
-            query says how a bucket is reached, as Arrow's documentation has it.
+        where: A directory, or a URL with a scheme that Arrow's filesystems know. The environment and the URL's query
+            configure the access to a bucket, as Arrow documents it.
 
     Raises:
         ConfigError: *where* is a URL that Arrow does not accept.
@@ -556,7 +556,7 @@ class ParquetStore:
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
         self.where: str = re.sub(r"(?<=://)[^/?]*@|\?.*", "", str(where)) if is_url(where) else str(where)
-        """The place without what is secret in it."""
+        """The place, without the secrets in its URL."""
         self._filesystem, self._path = fs.LocalFileSystem(), str(Path(where).absolute())
         try:
             if is_url(where):
@@ -576,10 +576,10 @@ class ParquetStore:
 
     def publish(self, directory: Path) -> None:
         """
-        Let the files below *directory* appear, each whole and under its name, and the tables of sources last.
+        Move the files below *directory* to this place, each whole and under its name, the tables of sources last.
 
         Raises:
-            OSError: One cannot be written. Publishing the same again makes it right.
+            OSError: A file cannot be written. Publish the same files again to repair this.
         """
         found = [path.relative_to(directory) for path in directory.rglob("*.parquet")]
         for name in sorted(found, key=lambda name: (name.parts[0] == SOURCES, name)):
@@ -613,7 +613,7 @@ class ParquetStore:
 
     def outlines(self) -> list[SourceOutline]:
         """
-        Return what the tables say of each source.
+        Return the outline of each source in the tables.
 
         Raises:
             UnreadableError: They cannot be read, or there are none.
@@ -625,7 +625,7 @@ class ParquetStore:
 
 
 def is_url(where: str | os.PathLike[str]) -> TypeGuard[str]:
-    """Return whether *where* is a URL and no path."""
+    """Return whether *where* is a URL and not a path."""
     return isinstance(where, str) and "://" in where
 
 

@@ -40,9 +40,9 @@ class PrometheusSink:
     """
     Serve the current metrics over HTTP.
 
-    In a job it shows this process; fed with the events of a whole job (from a collector, a stream or a log that is
-    followed) it shows the job. It listens from the first event on. A port that is taken is retried every 5 s, as events
-    come.
+    In a job it shows this process. If it gets the events of a whole job (from a collector, a stream or a log that is
+    followed), it shows the job. It listens from the first event on. A port that is in use is retried every 5 s, as
+    events come.
 
     Args:
         port: The port to listen on; None to serve no page, if *registry* is served already.
@@ -90,13 +90,13 @@ class PrometheusSink:
         return self._server is not None
 
     def __call__(self, event: Event) -> None:
-        """Update the metrics that *event* changes; on the sink worker's thread."""
+        """Update the metrics that *event* changes; called on the sink worker's thread."""
         self._metrics.add(event)
         if self._server is None:
             self._serve()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop serving; False if events came and nobody could scrape them at the end, as the port was taken."""
+        """Stop serving; False if events came and were never served, because the port was in use."""
         self._is_closed = True
         server, self._server = self._server, None
         was_refused = self._thread is None and self._attempted_s > float("-inf")
@@ -131,9 +131,9 @@ class _Collector(Collector):  # type: ignore[misc]
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families as they stand."""
+        """Yield the current families."""
         for family in self._metrics.families():
-            # A label that is no UTF-8 would cost the whole page.
+            # One label that is not UTF-8 would make the whole page fail.
             series = [Series(tuple(mended_list(labels)[0]), value) for labels, value in family.series]
             yield self._converted(attrs.evolve(family, series=series))
 

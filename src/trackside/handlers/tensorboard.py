@@ -48,10 +48,10 @@ class TensorBoardSink:
     """
     Write goodput, badput, step deviations, durations, training metrics, counters and scores as scalars.
 
-    With a directory, each process is a run of its own below it: ``rank-00000.attempt-0``. A file that cannot be written
-    is given up, and the next event begins another one. With a writer, all points go to the writer, which the sink
-    flushes and does not close. The tags stand in ``docs/tensorboard.md``; times are those of the events. TensorBoard's
-    scalars are 32-bit floats: a value beyond them is an infinity or 0.
+    With a directory, each process is a run of its own below it: ``rank-00000.attempt-0``. If a file cannot be written,
+    the next event begins another one. With a writer, all points go to the writer, which the sink flushes and does not
+    close. The tags are in ``docs/tensorboard.md``; times are those of the events. TensorBoard's scalars are 32-bit
+    floats: a value beyond them is an infinity or 0.
 
     Args:
         destination: A directory for ``tensorboard --logdir``, anywhere that TensorBoard can write to; or a
@@ -78,7 +78,7 @@ class TensorBoardSink:
 
     def __call__(self, event: Event) -> None:
         """
-        Write the points of *event*; on the sink worker's thread.
+        Write the points of *event*; called on the sink worker's thread.
 
         Raises:
             Exception: of the kinds that the writer raises.

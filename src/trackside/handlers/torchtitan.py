@@ -33,7 +33,7 @@ from trackside.handlers._json_lines import find_files, objects_in, refused
 _MAX_DEPTH: Final = 256
 _MAX_LISTED: Final = 10
 _MOST: Final = 1 << 62
-"""Times, durations and steps beyond are none; the wire form has room for all below."""
+"""Times, durations and steps from here on are invalid; the wire form has room for all below."""
 _STRUCTURED_LOGS: Final = "give the files of torchtitan's structured_logs directory"
 
 
@@ -47,11 +47,11 @@ class TitanRecord:
     is_span: bool
     step: int = -1
     value: float | None = None
-    """The value of a scalar; of an end, the duration in milliseconds."""
+    """The value of a scalar; for an end, the duration in milliseconds."""
     metric: str = ""
     """A scalar's name."""
     track: tuple[str, int] = ("", 0)
-    """The task and the thread: starts and ends pair within one."""
+    """The task and the thread: a start and its end have the same track."""
     message: str = ""
 
 
@@ -101,7 +101,7 @@ class TitanReader:
         yield from self._change_step(-1, at_ns)
 
     def _change_step(self, step: int, at_ns: int) -> Iterator[Event]:
-        """End the iteration of the step before, and begin that of *step*; −1 is no step."""
+        """End the iteration of the previous step, and begin that of *step*; −1 is no step."""
         if self._step >= 0:
             yield IterationEnded(
                 at_ns=at_ns,
@@ -132,7 +132,7 @@ class TitanReader:
             ended = stack.pop()
             if not stack:
                 del self._open[record.track]
-            # The duration in the record is of a finer clock than its times, which are cut to microseconds.
+            # The duration in the record is from a finer clock than its times, which are cut to microseconds.
             length_ns = math.nan if record.value is None else record.value * 1e6
             duration_ns = round(length_ns) if 0 <= length_ns < _MOST else record.at_ns - ended.start_ns
             yield IterationSpanEnded(

@@ -26,7 +26,7 @@ class WandbSink(TrackerSink):
 
     Each process is a run beside any run of the job itself: its id is the process's, and ``WANDB_RUN_ID`` is ignored.
     W&B's other variables are honoured (``WANDB_MODE=offline``, ``WANDB_PROJECT``, ``WANDB_RUN_GROUP``, ``WANDB_DIR``,
-    …). The x-axis is ``step``. W&B waits 10 s at exit instead of for ever; what it has on disk is not lost.
+    …). The x-axis is ``step``. W&B waits 10 s at exit instead of for ever; its data on disk are not lost.
 
     Args:
         init: Arguments of ``wandb.init``, which precede the variables.

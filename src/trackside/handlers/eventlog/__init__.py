@@ -1,7 +1,7 @@
 """
 The event log: a job's events in files that survive whatever happens to the job.
 
-`EventLog` writes them; `replay`, `follow` and `check_logs` read them. `Appender` is how any sink writes a file.
+`EventLog` writes them; `replay`, `follow` and `check_logs` read them. Any sink can write files with `Appender`.
 """
 
 from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file

@@ -1,8 +1,8 @@
 """
-Appending to a numbered series of files, whatever the disk does.
+Appending to a numbered series of files, whatever errors the disk has.
 
-What an operating system does with a write is: all of it, some of it, none of it, or none of it for a
-reason that may pass. `Appender` makes two of these four: all, or nothing and the reason.
+The operating system may write all of a chunk, a part of it, or nothing, perhaps for a reason that passes.
+`Appender` has two outcomes only: all, or nothing and the reason.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def create_file(directory: Path, name: str) -> int:
     Create *name* below *directory* and return its descriptor.
 
     The file must not exist, and neither it nor a directory that *name* leads through may be a symbolic
-    link: another user who can write to *directory* does not choose the file that is written. What is missing is made
-    for this user alone.
+    link: another user who can write to *directory* must not choose the file that is written. Missing directories are
+    made for this user alone.
 
     Raises:
         OSError: The file cannot be made; `FileExistsError` if it is there.
@@ -86,15 +86,15 @@ class Appender:
     """
     Appends chunks of bytes to the files ``name(0)``, ``name(1)`` and so on below a directory.
 
-    Never raises `OSError`. A write that fails leaves the file as it was and is refused for a while, a quarter
-    of a second at first and twice as long each time up to 30 s, so that a full disk costs no more than an
-    empty one. For one thread; it may block as long as the disk does.
+    Never raises `OSError`. A write that fails leaves the file as it was. Then writes are refused for a while, a
+    quarter of a second at first and twice as long each time up to 30 s, so a full disk costs no more than an
+    empty one. Only one thread may use it; it may block as long as the disk does.
 
     Args:
         directory: Made when the first file is.
         name: Gives each part its name; a name that is taken is skipped.
         rotate_bytes: A part that has reached this size is finished and the next one begun.
-        fsync_s: Force what was written to the device when it is older than this. 0 does so after every
+        fsync_s: The age in seconds at which written bytes are forced to the device. 0 forces them after every
             write, None leaves it to the kernel.
         create: Opens a file.
     """
@@ -109,16 +109,16 @@ class Appender:
         create: Callable[[Path, str], int] = create_file,
     ) -> None:
         self.directory = directory
-        # Path.is_dir may raise where os.path.isdir answers.
+        # Path.is_dir may raise where os.path.isdir returns False.
         self._existing = next((path for path in (directory, *directory.parents) if os.path.isdir(path)), directory)  # noqa: PTH112
         self.part: int = 0
-        """The number of the part that is open, or the next to be."""
+        """The number of the open part, else of the next one."""
         self.size_bytes: int = 0
-        """Of the open part; 0 if none is."""
+        """The size of the open part; 0 if none is open."""
         self.events: int = 0
-        """In the open part, as they were counted to `write`."""
+        """The events in the open part, as they were given to `write`."""
         self.written_bytes: int = 0
-        """In all parts, those that vanished included."""
+        """The bytes written to all parts, including those that vanished."""
         self.errors: int = 0
         self.last_error: OSError | None = None
         self.paths: list[Path] = []
@@ -147,13 +147,13 @@ class Appender:
 
     def ready(self, *, insist: bool = False) -> WriteOutcome:
         """
-        Have a part open that is not full, so that `part` and `size_bytes` say where the next chunk will go.
+        Ensure that a part is open and not full, so that `part` and `size_bytes` show where the next chunk goes.
 
         Args:
-            insist: Try even if an earlier failure was a moment ago.
+            insist: Try even while writes are refused after a failure.
 
         Returns:
-            That it is so, the error, or that the open file vanished; then the next call begins a new part.
+            Success, the error, or the loss of the open file that vanished; then the next call begins a new part.
         """
         if not insist and self.rest_ns:
             return WriteOutcome(error=self.last_error)
@@ -178,9 +178,9 @@ class Appender:
         Append all of *chunk*, or nothing.
 
         Args:
-            chunk: What a reader should find whole or not at all.
-            events: How many events *chunk* holds, to be reported if the file vanishes.
-            insist: As for `ready`, which this begins with.
+            chunk: The bytes that a reader should find whole or not at all.
+            events: The number of events in *chunk*, to be reported if the file vanishes.
+            insist: As for `ready`, which is called first.
         """
         outcome = self.ready(insist=insist)
         if not outcome:
@@ -196,7 +196,7 @@ class Appender:
         return DONE
 
     def check(self) -> Vanished | None:
-        """Return the loss if the open file was removed or emptied by others, and close it then."""
+        """Close the open file if others have removed or emptied it, and return the loss."""
         if self._fd == _NO_FILE:
             return None
         try:
@@ -212,12 +212,12 @@ class Appender:
         return vanished if vanished.size_bytes else None
 
     def sync_if_due(self) -> None:
-        """Force to the device what has been in the kernel for longer than was asked for."""
+        """Force the written bytes to the device if the last time was *fsync_s* ago or longer."""
         if self._is_dirty and self._fsync_ns is not None and clock.monotonic_ns() - self._synced_ns >= self._fsync_ns:
             self.sync()
 
     def sync(self) -> None:
-        """Force what was written to the device; a failure is counted, since repeating it would prove nothing."""
+        """Force the written bytes to the device; count a failure and do not retry, which would prove nothing."""
         self._synced_ns = clock.monotonic_ns()
         if self._fd == _NO_FILE or not self._is_dirty:
             return
@@ -249,10 +249,10 @@ class Appender:
 
     def park(self) -> None:
         """
-        Close the descriptor until the next write, which goes on with the same part.
+        Close the descriptor until the next write, which continues the same part.
 
-        For writers of more files than may be open. What was written is forced to the device first if that was
-        asked for.
+        This is for writers of more files than may be open. The written bytes are forced to the device first if that
+        was asked for.
         """
         if self._fd == _NO_FILE:
             return
@@ -314,7 +314,7 @@ class Appender:
         rest = memoryview(chunk)
         try:
             while rest:
-                # A short write comes before the error that explains it: go on until there is one.
+                # A short write comes before the error that explains it: continue until there is one.
                 rest = rest[os.write(self._fd, rest) :]
         except OSError:
             if len(rest) < len(chunk):
@@ -325,7 +325,7 @@ class Appender:
         self._is_dirty = True
 
     def _cut_back(self) -> None:
-        """Remove what a failed write left; if even that fails the file ends torn, and another is begun."""
+        """Remove what a failed write left; if even that fails, the file ends torn, and another one is begun."""
         try:
             os.ftruncate(self._fd, self.size_bytes)
         except OSError as error:
@@ -335,7 +335,7 @@ class Appender:
     def _refuse(self, error: OSError) -> WriteOutcome:
         self._note(error)
         if error.errno == errno.EFBIG and self.size_bytes:
-            # The limit is on one file. The next may take it; if not, it is empty and stays open.
+            # The limit is on one file. The next file may hold the chunk; if not, it is empty and stays open.
             self.finish()
         elif self._rest_ns == 0:
             self._rest(_FIRST_REST_NS)

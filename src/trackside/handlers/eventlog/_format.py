@@ -15,9 +15,9 @@ The stream distinguishes the records of two writers when their files are concate
 later version keeps this header, so that a reader can step over a record that it does not understand and report how
 large it was.
 
-A payload is stored in a form without the magic (`stuff`), so the magic only ever begins a record. Otherwise a record
-whose payload holds a piece of another log would, once its own header is damaged, yield records that were never written
-to this log.
+A payload is stored in a form without the magic (`stuff`), so the magic is only at the beginning of a record. Otherwise
+a payload that holds a piece of another log would be read as records that were never written to this log, if the header
+before it were damaged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kind(enum.IntEnum):
     FRAME = 2
     """A frame of events, as `trackside.events` made it."""
     GAP = 3
-    """The amount that was lost before this place, and the reason."""
+    """The amount that was lost before this record, and the reason."""
     END = 4
     """The writer finished this file; nothing follows."""
 
@@ -114,18 +114,18 @@ _MAX_NS = 1 << 63
 
 @attrs.define
 class Loss:
-    """Events that were given up, and why."""
+    """Events that were lost, and the reason."""
 
     events: int
     size_bytes: int
     reason: str
     since_ns: int
-    """The time when the first of them was given up, in ns since the epoch."""
+    """The time when the first of them was lost, in ns since the epoch."""
 
 
 @attrs.frozen
 class Header:
-    """The source that wrote a file, and what its clocks read when this was written."""
+    """The source that wrote a file, and the readings of its clocks when this was written."""
 
     source: Source
     part: int

@@ -1,7 +1,8 @@
 """
-Overviews of logs: `check_logs` reads them from end to end, `outline` the beginning and the end of each.
+Overviews of logs: `check_logs` reads whole logs, `outline` reads the beginning and the end of each.
 
-The first says what logs hold, what is missing and which bytes are damaged; the second their sources, times and ends.
+`check_logs` reports what logs hold, what is missing and which bytes are damaged; `outline` reports their sources, times
+and ends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
 """The numbers of bytes read at a log's end: more only if fewer do not hold the last event and the last step."""
 _MOST_TAILS: Final = 8
-"""Of a process's files the last ones: its own and a collector's copy, whose parts alternate."""
+"""The number of a process's last files that are read: its own and a collector's copy, whose parts alternate."""
 
 
 def unwritten_steps(ends_ns: Iterable[int]) -> int:
@@ -77,11 +78,11 @@ class SourceCheck:
     last_ns: int | None = None
     tracker: SequenceTracker = attrs.field(factory=SequenceTracker)
     dropped: dict[str, int] = attrs.field(factory=dict)
-    """Events that were given up before they had a number, by wire name, since the source started."""
+    """Events that were dropped before they had a number, by wire name, since the source started."""
     losses: list[Loss] = attrs.field(factory=list)
-    """The first thousand gap records: what the writer itself knows it lost."""
+    """The first thousand gap records: the losses that the writer itself recorded."""
     lost_events: int = 0
-    """By all gap records. These events have numbers, so they are among the missing too."""
+    """The number of events in all gap records. These have numbers, so they are among the missing, too."""
     lost_bytes: int = 0
     ended: str | None = None
     """The reason for the source's end, as the source recorded it; None if it runs or died."""
@@ -147,9 +148,9 @@ class FileCheck:
     source_id: str = ""
     frames: int = 0
     is_finished: bool = False
-    """Whether its writer said that nothing follows; if not, it is being written, or its writer died."""
+    """Whether its writer recorded its end; if not, it is being written, or its writer died."""
     is_continued: bool = False
-    """Whether its writer said that another part follows."""
+    """Whether its writer recorded that another part follows."""
     damage: list[Damage] = attrs.field(factory=list)
     """The first thousand ranges of bytes that were passed over, and why."""
     damaged_bytes: int = 0
@@ -171,7 +172,7 @@ class LogCheck:
     """The result of `check_logs`."""
 
     sources: list[SourceCheck] = attrs.field(factory=list)
-    """By run, attempt and rank."""
+    """Ordered by run, attempt and rank."""
     files: list[FileCheck] = attrs.field(factory=list)
     problems: list[UnreadableError] = attrs.field(factory=list)
     """The errors of the files and directories that were not read."""
@@ -283,7 +284,7 @@ class LogOutline:
     """The result of `outline`."""
 
     sources: list[SourceOutline]
-    """By run, attempt, rank and start."""
+    """Ordered by run, attempt, rank and start."""
     problems: list[UnreadableError]
     """The errors of the files and directories that were not read."""
 
@@ -332,7 +333,7 @@ def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     beginning and usually 256 KiB at the end of each of its last files. `check_logs` reads everything.
 
     Args:
-        paths: Log files, or directories with such at any depth.
+        paths: Log files, or directories that contain some at any depth.
 
     Raises:
         UnreadableError: None of *paths* leads to a file that can be read.
@@ -398,7 +399,7 @@ def _last_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder
     """
     Return the facts at the end of the file that goes furthest, reading as little as possible.
 
-    That need not be the last one: a collector may have a copy of what the process itself wrote, and less of it.
+    It need not be the last file: a collector's copy of the process's own log may have less.
     """
     furthest = _Tail()
     for file in files[-_MOST_TAILS:]:

@@ -42,7 +42,7 @@ class LogReader:
     No descriptor is held between blocks, so any number of files can be read side by side.
 
     Args:
-        decoder: Shared by all files that are read together; it learns from headers who the sources are.
+        decoder: Shared by all files that are read together; it learns the sources from the headers.
         block_bytes: How much of the file to hold in memory.
         offset: The byte to begin at; the first item is then the first whole record from there on.
     """
@@ -54,20 +54,20 @@ class LogReader:
 
     @property
     def offset(self) -> int:
-        """Up to where the file has been read, in bytes."""
+        """The offset up to which the file has been read, in bytes."""
         return self._scanner.offset
 
     def read(self) -> Iterator[Item]:
         """
-        Yield what whole records hold that were written since the last call.
+        Yield the items of the whole records that were written since the last call.
 
         Raises:
-            UnreadableError: The file cannot be read, or no more.
+            UnreadableError: The file cannot be read, or no longer.
         """
         return self._decoded(self._scanner.scan())
 
     def finish(self) -> Iterator[Item]:
-        """Yield the rest that `read` left for later, now that no more will be written."""
+        """Yield the rest that `read` left; called when no more will be written."""
         return self._decoded(self._scanner.finish())
 
     def has_more(self) -> bool:
@@ -113,7 +113,7 @@ class LogReader:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise UnreadableError(str(self.path), "is no regular file", "give a file that an EventLog wrote")
-                # No room for more than there is: of thousands of small files, that alone would take much of the time.
+                # Allocating a whole block would take much of the time if there are thousands of small files.
                 size = min(size, max(0, status.st_size - offset))
                 data = read_at(fd, size, offset) if size else b""
                 while len(data) < size and (more := read_at(fd, size - len(data), offset + len(data))):
@@ -139,10 +139,10 @@ class LogFile:
 
 def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[UnreadableError]]:
     """
-    Return every log file that *paths* name or contain, each once and in order, and what cannot be read.
+    Return every log file that *paths* name or contain, each once and in order, and the errors of what cannot be read.
 
-    A directory is searched with all below it for ``*.tslog``; a file is taken whatever its name is. Of a stream
-    (``nats://…``) what came since the last time is copied into a directory of this process.
+    A directory is searched at any depth for ``*.tslog``; a file may have any name. If a path is a stream
+    (``nats://…``), the messages since the last time are copied into a directory of this process.
     """
     found: dict[str, Path] = {}
     problems: list[UnreadableError] = []
@@ -186,7 +186,7 @@ def _find_below(directory: Path, problems: list[UnreadableError]) -> list[Path]:
 
 def identify(path: Path, decoder: FrameDecoder) -> LogFile:
     """
-    Read as much of *path* as names its source.
+    Read *path* until it names its source.
 
     Raises:
         UnreadableError: It cannot be read, is no event log, or is of a version that this release does not know.
@@ -202,7 +202,7 @@ def identify(path: Path, decoder: FrameDecoder) -> LogFile:
             file = file or LogFile(path, item.source)
             if item.source != Source.unknown(item.source.id):
                 return file
-            # The file is a piece of another: go on to the next header, so that events carry who they are from.
+            # The file is a piece of another one: read to the next header, so that events have their whole source.
         elif isinstance(item, Damage):
             first = first or item
         else:
@@ -215,7 +215,7 @@ def identify(path: Path, decoder: FrameDecoder) -> LogFile:
 
 
 def in_order(files: Sequence[LogFile], decoder: FrameDecoder) -> list[LogFile]:
-    """Return the *files* of one source in the order of what they hold, whatever they are called."""
+    """Return the *files* of one source in the order of their events, whatever their names are."""
     if len(files) == 1:
         return list(files)
     return sorted(files, key=lambda file: (_first_seq(file.path, decoder), str(file.path)))
@@ -224,7 +224,7 @@ def in_order(files: Sequence[LogFile], decoder: FrameDecoder) -> list[LogFile]:
 def _first_seq(path: Path, decoder: FrameDecoder) -> int:
     try:
         return next((item.first_seq for item in LogReader(path, decoder).read() if isinstance(item, Frame)), -1)
-    except UnreadableError:  # said again when it is read
+    except UnreadableError:  # reported when the file is read
         return -1
 
 
@@ -247,9 +247,9 @@ _LEAST_BLOCK_BYTES = 4096
 
 def source_files(paths: Iterable[Path], decoder: FrameDecoder, problems: list[UnreadableError]) -> list[list[LogFile]]:
     """
-    Return the files that can be read, by source and in order; note the others.
+    Return the files that can be read, by source and in order; add the errors of the others to *problems*.
 
-    All files of a source are of what the last of them says: a job may learn only later what it is part of.
+    All files of a source get the source of the last one: a job may learn only later what it is part of.
     """
     strands: dict[str, list[LogFile]] = {}
     for path in paths:
@@ -268,7 +268,7 @@ def _of_one_source(files: list[LogFile]) -> list[LogFile]:
 
 
 def block_bytes(files: int) -> int:
-    """Return how much of each of so many files may be in memory."""
+    """Return how many bytes of each of so many *files* may be in memory."""
     return min(max(_MEMORY_BYTES // max(files, 1), _LEAST_BLOCK_BYTES), BLOCK_BYTES)
 
 
@@ -282,7 +282,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 def stream_module() -> ModuleType:
     """
-    Return the module that reads and writes such streams. It needs an extra, and is imported when it is asked for.
+    Return the module that reads and writes streams. It needs an extra, so it is imported only on request.
 
     Raises:
         MissingExtraError: The library that it needs is not installed.

@@ -48,7 +48,7 @@ def replay(
     several sources are merged by time. Torn and damaged bytes are passed over; the returned `Replay` counts them.
 
     Args:
-        paths: Log files, or directories with such at any depth.
+        paths: Log files, or directories that contain some at any depth.
         to: The event types to yield: a class, a wire name, a glob of wire names, or a tuple of these.
         keep: The rule that says which of their events to yield; it decides for each source on its own.
         sources: Returns whether to yield the events of a source; the files of the other sources are not read.
@@ -109,7 +109,7 @@ class Replay(Iterator[Event]):
         """
         Return each source with its frames, instead of all events merged by time.
 
-        For readers that do not care how sources interleave: it takes half the time, and a source whose iterator
+        This is for readers that do not need sources to interleave: it takes half the time, and a source whose iterator
         is not used costs nothing. Files that hold nothing yet are left out. `problems` lists what could not be read.
         """
         by_source = source_files(self._files, self._decoder, self.problems)
@@ -172,16 +172,16 @@ def follow(
     """
     Iterate over events that are recorded and being recorded, until *stop* is set.
 
-    The recorded events come as from `replay`. Later events come as they are written; those found in one look are merged
+    The recorded events come as from `replay`. Later events come as they are written; those found in one poll are merged
     by time. A half-written record is waited for. New parts and new files are picked up. A file that cannot be read is
     passed over with a warning of the logger ``trackside``.
 
     Args:
-        paths: Log files, or directories with such at any depth, now or later.
+        paths: Log files, or directories that contain some at any depth, now or later.
         to: The event types to yield, as for `replay`.
         keep: The rule that says which of their events to yield, as for `replay`.
         sources: Returns whether to yield the events of a source; the files of the other sources are not read.
-        poll_interval_s: The time between two looks at the files, in seconds.
+        poll_interval_s: The time between two polls of the files, in seconds.
         stop: Ends the iteration once it is set and all events written by then have been read. A signal handler may set
             it.
         wait: Wait for paths that do not exist yet.

@@ -32,7 +32,7 @@ DAMAGED = "damaged"
 DUPLICATE = "duplicate"
 """A record that was read before."""
 OUT_OF_ORDER = "out of order"
-"""A copy of a record whose own place is later in the file."""
+"""A copy of a record whose original comes later in the file."""
 
 
 class Damage(NamedTuple):
@@ -104,7 +104,7 @@ class DuplicateFilter:
         self._held_bytes = 0
 
     def admit(self, record: Record) -> Iterator[Found]:
-        """Yield *record*, or that it is a duplicate, and the held records that it decides."""
+        """Yield *record*, or damage if it is a duplicate, and the held records that it decides."""
         if record.stream != self.stream:
             yield from self.release()
             self._turn_to(record.stream)

@@ -57,7 +57,7 @@ class RecordWriter:
         self._since_header = 0
 
     def write(self, entries: Sequence[Entry], *, insist: bool = False) -> WriteOutcome:
-        """Write all *entries* or none, as `Appender.write`. A `Source` must be alone; it begins another part."""
+        """Write all *entries* or none, like `Appender.write`. A `Source` must be alone; it begins another part."""
         appender = self._appender
         if isinstance(entries[0], Source):
             self.source = entries[0]
@@ -128,7 +128,7 @@ class WriteBuffer:
         self.taken = 0
         """Frames accepted so far."""
         self.settled = 0
-        """Accepted frames that were written or given up."""
+        """Accepted frames that were written."""
         self.waiting_events = 0
         self.refused_events = 0
         self.trouble = ""
@@ -160,7 +160,7 @@ class WriteBuffer:
         loss.size_bytes += len(frame)
 
     def note(self, loss: Loss) -> None:
-        """Append *loss*, which happened before the frames got here; the caller holds `lock`."""
+        """Append *loss*, which happened before the frames reached the log; the caller holds `lock`."""
         self._place_refused()
         self._entries.append(loss)
 
@@ -240,8 +240,8 @@ class EventLog:
     The dispatcher hands frames over and never waits; a daemon thread, started with the first frame, writes them.
     Frames that the disk refuses wait in the buffer and are tried again. Frames that do not fit into the buffer are
     refused and counted, and the file records the loss at their place. After `flush` returned True, all frames accepted
-    before survive the death of the process. Without it a kill loses what was logged in the last *flush_s*, and in the
-    0.4 s that a frame may take to get here.
+    before survive the death of the process. Without `flush`, a kill loses the events of the last *flush_s*, and of the
+    0.4 s that a frame may take to reach the log.
 
     Args:
         directory: Made for this user alone when the first frame is written, if it does not exist.
@@ -252,7 +252,7 @@ class EventLog:
         flush_s: The longest time that a frame waits before it is written, in seconds, above 0.
 
     Raises:
-        ConfigError: *directory* or a parent of it exists and is no directory, or a number is out of range.
+        ConfigError: *directory* or a parent of it exists and is not a directory, or a number is out of range.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class EventLog:
             return not self._buffer.waiting_events and not self._unwritten_events and not self._vanished_events
 
     def after_fork(self, source: Source) -> None:
-        """In a forked child: leave the parent's file alone and start empty, with a file of its own."""
+        """Start empty in a forked child, with a file of its own; the parent's file is left alone."""
         inherited = self._appender
         self._begin()
         if inherited is not None:
@@ -446,7 +446,7 @@ class EventLog:
         appender.sync_if_due()
 
     def _recover(self, outcome: WriteOutcome, appender: Appender) -> bool:
-        """Return whether to try again at once."""
+        """Record a failed write; return whether to try again at once."""
         if outcome.vanished is not None:
             self._lose(outcome.vanished)
             return True

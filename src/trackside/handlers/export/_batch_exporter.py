@@ -49,11 +49,11 @@ class BatchExporter(Generic[T]):
     Args:
         deliver: Sends one batch; called on the exporter's thread. It raises `RefusedError` where a retry is pointless,
             and anything else where it is not.
-        name: For the thread and for warnings.
-        max_events: How many events may wait.
-        max_bytes: How many bytes may wait.
-        max_batch_items: Items in one batch.
-        export_interval_s: How long an item waits for others before its batch is sent, in seconds.
+        name: The name in the thread's name and in warnings.
+        max_events: The most events that may wait.
+        max_bytes: The most bytes that may wait.
+        max_batch_items: The most items in one batch.
+        export_interval_s: The time that an item waits for others before its batch is sent, in seconds.
         max_retry_s: The longest pause between two attempts, in seconds.
     """
 
@@ -132,7 +132,7 @@ class BatchExporter(Generic[T]):
             self._losses[reason] += events
 
     def flush(self, timeout_s: float) -> bool:
-        """Deliver what waits, now; True if everything accepted before was delivered within *timeout_s*."""
+        """Deliver the waiting items now; True if everything accepted before was delivered within *timeout_s*."""
         with self._worker.lock:
             due, lost = self._accepted, sum(self._losses.values())
         is_done = self._worker.flush(timeout_s)
@@ -140,7 +140,7 @@ class BatchExporter(Generic[T]):
             return is_done and self._settled >= due and lost == sum(self._losses.values())
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver what waits, once, and stop; count the rest as lost. False if any event was lost. Safe to repeat."""
+        """Try once to deliver all, stop, and count the rest as lost. False if any event was lost. Safe to repeat."""
         # The caller gives up after timeout_s, and the losses must be counted by then.
         self._worker.close(timeout_s * _DELIVERY_SHARE)
         with self._worker.lock:
@@ -220,7 +220,7 @@ class BatchExporter(Generic[T]):
 
 
 class Exporting:
-    """A base of sinks that deliver what they accept through one `BatchExporter`."""
+    """A base of sinks that deliver accepted events through one `BatchExporter`."""
 
     _exporter: BatchExporter[Any]
 

@@ -1,4 +1,4 @@
-"""The current value of each metric of a job, over all of its processes: what a scrape of Prometheus gets."""
+"""The current value of each metric of a job, over all of its processes, for a scrape of Prometheus."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class _LatestValue:
     value: float = 0.0
     """The gauge, the sum of a counter's increments, or the sum of a histogram."""
     rank: int | None = None
-    """The rank whose value it is, where that of the lowest one counts."""
+    """The rank whose value it is, if it is a gauge."""
     totals: dict[str, float] = attrs.field(factory=dict)
     """By source id, the total of a counter that each process counts by itself."""
     counts: list[int] = attrs.field(factory=list)
-    """Of a histogram."""
+    """The counts of a histogram's buckets."""
 
 
 @attrs.define
@@ -80,7 +80,7 @@ class _Instrument:
     kind: str
     unit: str
     windows: dict[str, CounterWindow] = attrs.field(factory=dict)
-    """By source id. Of a gauge, the latest window in which it was set: it keeps its value until it is set again."""
+    """By source id; for a gauge, the latest window in which it was set: it keeps its value until it is set again."""
     ended_count: int = 0
     """The totals of the processes that have ended; their windows are gone."""
     ended_sum: float = 0.0
@@ -118,22 +118,22 @@ class _RunMetrics:
     """One run: its processes that have not ended, and the values of all of them together."""
 
     source: Source
-    """The one that describes the run: the main process of the lowest rank, of the latest attempt."""
+    """The source that describes the run: the main process of the lowest rank, of the latest attempt."""
     newest_ns: int = 0
     processes: dict[str, _ProcessMetrics] = attrs.field(factory=dict)
     values: dict[str, dict[tuple[str, ...], _LatestValue]] = attrs.field(factory=dict)
     """By Prometheus name, the series."""
     instruments: dict[str, _Instrument] = attrs.field(factory=dict)
     goodput_from: dict[str, tuple[int, str]] = attrs.field(factory=dict)
-    """By session, how many ranks the update that is shown knew, and its source's id."""
+    """By session, the number of ranks in the update that is shown, and its source's id."""
 
 
 class JobMetrics:
     """
     Read events of any number of processes, and keep the current value of each metric.
 
-    Of more than 16 runs the first ones are dropped. A process that has ended, or was not heard of for five minutes
-    while others were, has totals and no current values.
+    Beyond 16 runs, the first ones are dropped. A process that has ended, or that sent nothing for five minutes while
+    others did, has totals and no current values.
 
     Args:
         per_rank: Whether each rank has series of its own, too.
@@ -192,7 +192,7 @@ class JobMetrics:
         return run
 
     def _end_predecessors(self, run: _RunMetrics, source: Source) -> None:
-        """End the processes of the same rank in earlier attempts: those that were killed did not say that they end."""
+        """End the processes of the same rank in earlier attempts: a process that was killed did not report its end."""
         rank = (source.role, source.rank)
         for known in [process.source for process in run.processes.values()]:
             if (known.role, known.rank) == rank and known.role == "main" and known.attempt < source.attempt:
@@ -209,7 +209,7 @@ class JobMetrics:
 
     @staticmethod
     def _replaces(event: Event, run: _RunMetrics) -> bool:
-        """Drop the series that *event* replaces as a whole; return whether it is to be used."""
+        """Drop the series that *event* replaces as a whole; return whether *event* is used."""
         if isinstance(event, StragglerReport):
             for metric in _OF_SCORES:
                 run.values.pop(metric.prometheus, None)
@@ -265,7 +265,7 @@ class JobMetrics:
     # --- reading: on the thread that serves a scrape -----------------------------------------------------------
 
     def families(self) -> list[Family]:
-        """Return the metrics as they stand; families without series are left out."""
+        """Return the current metrics; families without series are left out."""
         found: dict[str, Family] = {}
         with self._lock:
             for name, run in self._runs.items():
@@ -307,7 +307,7 @@ class JobMetrics:
                 continue
             labels = tuple(next(iter(series.values())).labels)
             if metric.kind == "histogram":
-                # The buckets of a rank would be twenty series, so it has count and sum alone.
+                # The buckets of a rank would be twenty series, so it has only count and sum.
                 kind: Any = "summary" if metric is RANK_DURATION else "histogram"
                 values = [Series(key, Histogram(tuple(one.counts), one.value)) for key, one in series.items()]
             else:
@@ -368,7 +368,7 @@ def _is_stale(window: CounterWindow, newest_ns: int) -> bool:
 
 
 def _merged(windows: Iterable[CounterWindow]) -> dict[str, float]:
-    """Return the statistics of the windows of several processes taken together; none of windows without values."""
+    """Return the merged statistics of several processes' windows; windows without values are left out."""
     filled = sorted((window for window in windows if window.count), key=lambda window: window.end_ns)
     if len(filled) <= 1:
         return dict(filled[0].values) if filled else {}
@@ -402,7 +402,7 @@ _MERGES: Final[Mapping[str, Callable[[list[float]], float]]] = {
 
 
 def _info(sources: Mapping[str, Source]) -> Family:
-    """Return a series of value 1 for each run, whose labels say what the run is."""
+    """Return a series of value 1 for each run, whose labels describe the run."""
     rows: list[dict[str, str]] = []
     for name, source in sources.items():
         row = {

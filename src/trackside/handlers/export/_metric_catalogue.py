@@ -318,7 +318,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     *_COMPUTED,
     *(metric for cls, prefix in _OF_UPDATES.items() for metric in _of_update(cls, prefix)),
 )
-"""All metrics but those of the program's own counters, stats and gauges, which are named by the program."""
+"""All metrics except those of the program's own counters, stats and gauges, which are named by the program."""
 
 METRIC_EVENTS: Final = (*dict.fromkeys(metric.event for metric in CATALOGUE if metric.name), CounterWindow)
 """The event types whose numbers are OpenTelemetry metrics."""
@@ -384,7 +384,7 @@ def _of_rank(metric: Metric, one: RankScore) -> MetricPoint:
 
 
 def _columns(table: Mapping[str, Sequence[Any]], key: str, value: str) -> Iterator[tuple[Any, float]]:
-    """Yield two columns of *table* row by row, without the rows whose *value* is no number."""
+    """Yield two columns of *table* row by row, without the rows whose *value* is not a number."""
     return (row for row in zip(table.get(key, ()), table.get(value, ()), strict=False) if is_number(row[1]))
 
 
@@ -515,7 +515,7 @@ class ScoreSummary:
         return True
 
     def statistics(self) -> Iterator[tuple[str, str, str, float]]:
-        """Yield kind, section, ``min``, ``p05`` or ``p50``, and that score; each is a rank's, none is interpolated."""
+        """Yield kind, section, ``min``, ``p05`` or ``p50``, and that score: always a rank's, never interpolated."""
         columns: dict[tuple[str, str], list[float]] = {}
         for rank_score in self.scores:
             columns.setdefault((rank_score.kind, rank_score.section), []).append(rank_score.score)

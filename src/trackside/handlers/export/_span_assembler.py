@@ -120,7 +120,7 @@ class SpanAssembler:
         error: dict[str, str] | None = None,
         was_open: bool = False,
     ) -> CompletedSpan:
-        """Return the span that *event* ends, or that is open since *event*, with what was added to it."""
+        """Return the span that *event* ends or, if it is unfinished, starts, with the events added to it."""
         span_events = list(self._span_events.pop(event.span_id, ()))
         return CompletedSpan(
             id=event.span_id,

@@ -14,11 +14,11 @@ from trackside.wire._sequence import count_of
 
 MAX_SOURCE_BYTES: Final = 8 << 10
 MAX_SOURCES: Final = 1 << 16
-"""The most sources of which a cursor knows the place. One that is forgotten and comes back counts as new."""
+"""The most sources whose position a cursor knows. A source that is forgotten and comes back counts as new."""
 _DESCRIBED_BYTES: Final = 64 << 20
-"""The most that remembered descriptions take together; one that was forgotten is read again from the next message."""
+"""The most bytes of all remembered descriptions; one that was forgotten is read again from the next message."""
 _BYTES_PER_CHARACTER: Final = 8
-"""Of a description and the `Source` that was read from it: what many small fields take, and more than large ones."""
+"""The memory of a description and its `Source`, if it has many small fields; with large fields it is less."""
 
 
 class StreamCursor:
@@ -36,15 +36,15 @@ class StreamCursor:
         self.sequence: int = 1
         """The number of the next message."""
         self.created: str = ""
-        """The time when the stream was created that has the number; empty if that is not known."""
+        """The time when the stream in which *sequence* counts was created; empty if it is not known."""
         self.unreadable: int = 0
         """Messages that were not frames."""
         self._events = 0
         self._settled: dict[str, int] = {}
         self._trackers: dict[str, SequenceTracker] = {}
-        """By source, the one that was read longest ago first."""
+        """By source id, the source that was read longest ago first."""
         self._missing = self._repeated = 0
-        """Of sources that are forgotten."""
+        """The counts of forgotten sources."""
         self._decoder = SourcedDecoder()
         if cursor is not None:
             self._restore(cursor)
@@ -80,7 +80,7 @@ class StreamCursor:
             self._tracker(source_id).next_seq = due
 
     def _tracker(self, source_id: str) -> SequenceTracker:
-        """Return the tracker of the source that is read; of too many the one that was read longest ago is forgotten."""
+        """Return the tracker of the source that is read; of too many, forget the one that was read longest ago."""
         tracker = self._trackers.pop(source_id) if source_id in self._trackers else SequenceTracker()
         self._trackers[source_id] = tracker
         if len(self._trackers) > MAX_SOURCES:
@@ -96,7 +96,7 @@ class StreamCursor:
         Yield the events of a message that were not read yet, and advance with each.
 
         Args:
-            sequence: The message's number. It may be lower than those before, where a stream begins again.
+            sequence: The message's number. It may be lower than earlier ones if a stream begins again.
             frame: The message's content.
             source_json: The frame's source as JSON: the first frame, which describes it, may have been removed.
         """

@@ -45,7 +45,7 @@ class CurveReader:
     """
     Read the curve points of events, of any number of processes.
 
-    The tags stand in the metric catalogue. Those of goodput are ml-goodput-measurement's: ``goodput/goodput``,
+    The tags are in the metric catalogue. Those of goodput are ml-goodput-measurement's: ``goodput/goodput``,
     ``badput/TYPE`` and ``badput/custom_badput_events/TYPE`` in lower case, in percent of the elapsed time, at the last
     productive step; and ``step_deviation``, in seconds, at each step. An event without a step of its own is drawn at
     the latest step of its process.
@@ -135,12 +135,12 @@ class TrackerSink(Exporting, ABC):
     """
     Export to an experiment tracker through its own client, on a thread of its own; each process is a run.
 
-    Updates that the tracker does not accept wait and are retried, in order; see `BatchExporter`. Events that were given
-    up are counted in `lost`.
+    Updates that the tracker does not accept wait and are retried, in order; see `BatchExporter`. Events that are not
+    delivered in the end are counted in `lost`.
 
     Args:
-        name: For the thread and for warnings.
-        max_batch_items: Events that are sent together.
+        name: The name in the thread's name and in warnings.
+        max_batch_items: The most events that are sent together.
     """
 
     runs_on = RunsOn.WORKER
@@ -149,15 +149,15 @@ class TrackerSink(Exporting, ABC):
         self._curves = CurveReader()
         self._runs: dict[str, Any] = {}
         self._latest: dict[str, RunUpdate] = {}
-        """By source id, of the processes that have not ended."""
+        """By source id, the latest update of each process that has not ended."""
         self._sent = 0
-        """The number of items of a batch that failed which were delivered and need no retry."""
+        """The number of items of a failed batch that were delivered and need no retry."""
         self._exporter: BatchExporter[RunUpdate] = BatchExporter(
             self._deliver, name=name, max_batch_items=max_batch_items
         )
 
     def __call__(self, event: Event) -> None:
-        """Accept *event*; on the sink worker's thread."""
+        """Accept *event*; called on the sink worker's thread."""
         points = self._curves.read(event)
         source = event.source
         if points:
@@ -167,7 +167,7 @@ class TrackerSink(Exporting, ABC):
         elif isinstance(event, SourceEnded):
             update = RunUpdate("end", source, event.at_ns, failed=event.reason not in _REASONS_OF_SUCCESS)
         elif source.id not in self._latest:
-            update = RunUpdate("config", source, event.at_ns)  # opens the run, which may take a while, with the process
+            update = RunUpdate("config", source, event.at_ns)  # opens the run early, since this may take a while
         else:
             return
         if update.kind == "end":
@@ -177,11 +177,11 @@ class TrackerSink(Exporting, ABC):
         self._exporter.put_or_drop(update, size_bytes=_POINT_BYTES * len(points))
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what waits; False if the tracker did not accept it in time."""
+        """Send the waiting updates; False if the tracker did not accept them in time."""
         return self._exporter.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits and end the runs; False if any event was lost."""
+        """Send the waiting updates and end the runs; False if any event was lost."""
         for update in self._latest.values():
             self._exporter.put(attrs.evolve(update, kind="end", points=(), config={}), events=0)
         self._latest.clear()
@@ -245,7 +245,7 @@ class TrackerSink(Exporting, ABC):
         """Send the points of *group*."""
 
     def _confirm(self) -> None:
-        """Check that the server has what the client accepted, which most clients return only then; raise if not."""
+        """Raise unless the server has what the client accepted; most clients return only when it has."""
 
     @abstractmethod
     def _end_run(self, run: Any, *, failed: bool) -> None:

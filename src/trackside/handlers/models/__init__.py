@@ -1,5 +1,5 @@
 """
-Models: handlers that know something.
+Models: handlers that compute something from events.
 
 Each reads events of any number of sources, in the job, elsewhere or years later, and gives the same answer.
 """

@@ -15,10 +15,10 @@ from trackside.wire import FrameView
 @runtime_checkable
 class Model(Protocol):
     """
-    A handler that derives knowledge from events of any number of sources.
+    A handler that computes something from the events of any number of sources.
 
     It gives the same answer in the job, attached to it, and over its log: its state depends only on the events that it
-    read, and neither on a clock nor on where frames were cut nor on how sources interleave.
+    read, not on a clock, on the frames that they came in or on how sources interleave.
     """
 
     @property
@@ -30,7 +30,7 @@ class Model(Protocol):
         Read one frame, or a part of one, of one source.
 
         The frames of a source come in the order of their numbers. They may hold events of types that the model does
-        not read, and derived ones; it passes over both.
+        not read, and derived ones; it skips both.
         """
 
     def missed(self, source: Source, count: int) -> None:
@@ -62,12 +62,12 @@ class DerivingModel(Model, Protocol):
 @contextmanager
 def decoding(model: object, state: Mapping[str, Any], version: int) -> Iterator[Mapping[str, Any]]:
     """
-    Check the form and the *version* of a model's *state*, and let every error inside the block be a `DecodeError`.
+    Check the form and the *version* of a model's *state*, and turn every error inside the block into a `DecodeError`.
 
     The block must build the new state completely before it changes the model.
 
     Raises:
-        DecodeError: if *state* is no mapping or of another version, or whatever the block raises.
+        DecodeError: if *state* is not a mapping or has another version, or if the block raises.
     """
     name = type(model).__qualname__
     given = state.get("version") if isinstance(state, Mapping) else None
@@ -101,7 +101,7 @@ class VersionedModel(ABC):
         """Read one frame, or a part of one, of one source."""
 
     def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
-        """Count events that did not get here."""
+        """Count events that did not reach the model."""
         self._missed += count
 
     def dump(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class VersionedModel(ABC):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Replace the state by one that `dump` returned; what was published from there is not published again.
+        Replace the state by one that `dump` returned; nothing is published again for the events that led to it.
 
         Raises:
             DecodeError: if *state* is anything else; the model is then as it was before.
@@ -127,4 +127,4 @@ class VersionedModel(ABC):
 
     @abstractmethod
     def _load(self, state: Mapping[str, Any]) -> None:
-        """Assign every attribute of the state anew; what the old ones refer to stays unchanged."""
+        """Assign a new object to every attribute of the state; the old objects must not change."""

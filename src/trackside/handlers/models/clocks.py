@@ -1,4 +1,4 @@
-"""The offsets of clocks, added up from what each link says of the clocks at its two ends."""
+"""The offsets of clocks, added up from the comparison of the clocks at the two ends of each link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trackside.handlers.models._model import VersionedModel
 from trackside.wire import FrameView
 
 _MOST_LINKS: Final = 16
-"""From a rank over forwarders to the collector; more is a circle."""
+"""From a rank over forwarders to the collector; more links are a cycle."""
 
 
 @attrs.frozen
@@ -22,9 +22,9 @@ class ClockOffset:
     offset_ns: int
     """Subtracted from the source's ``at_ns``, it gives the time by the clock of *root*."""
     uncertainty_ns: int
-    """The true offset is within this of it."""
+    """The true offset differs from *offset_ns* by at most this."""
     root: str
-    """The id of the source, a collector's, by whose clock it is."""
+    """The id of the source, a collector's, whose clock is the reference."""
 
 
 @attrs.frozen
@@ -46,8 +46,8 @@ class ClockOffsets(VersionedModel):
         offset = clocks.result().offsets[event.source.id]
         event.at_ns - offset.offset_ns  # by the collector's clock
 
-    If a source was compared more than once, the latest comparison of each comparer counts, and of several comparers the
-    most certain one.
+    If a comparer compared a source more than once, the latest comparison counts. Among several comparers, the one with
+    the least uncertainty counts.
     """
 
     version = 1

@@ -20,7 +20,7 @@ _QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 @attrs.frozen(kw_only=True)
 class CounterTotals:
-    """The totals of one counter over all sources; lists run parallel to *source_ids*."""
+    """The totals of one counter over all sources; the lists are in the order of *source_ids*."""
 
     kind: str
     """The instrument: ``counter``, ``stat`` or ``gauge``."""
@@ -28,7 +28,7 @@ class CounterTotals:
     count: int
     sum: float
     minimum: float | None
-    """Of the windows that have a minimum; None if none has. Likewise the maximum."""
+    """The least of the windows' minima; None if no window has one. The same holds for the maximum."""
     maximum: float | None
     quantiles: dict[str, float]
     """``p50``, ``p90``, ``p95``, ``p99`` within 1 %, over the windows that have a sketch; empty if none has."""
@@ -82,9 +82,9 @@ class CounterBoard(VersionedModel):
     """
     Keeps each counter's totals and latest window, for each source and merged.
 
-    Totals are those that every window carries since the counter was made, so that a lost window costs nothing of them.
-    If two collectors of a process read the same counter, both sketches are merged: each value counts twice there, which
-    leaves the quantiles as they are.
+    Every window carries the totals since the counter was made, so a lost window does not change them. If two collectors
+    of a process read the same counter, both sketches are merged: each value then counts twice, which does not change
+    the quantiles.
     """
 
     version = 1
@@ -117,9 +117,9 @@ class CounterBoard(VersionedModel):
 
 
 def _add(counter: _Counter, source: Source, window: tuple[Any, ...]) -> None:
-    """Add one window of a counter, as `_FIELDS` has it."""
+    """Add one window of a counter, given as the values of `_FIELDS`."""
     kind, unit, total_count, end_ns, total_sum, count, values, sketch = window
-    # Of two spellings the same one, whichever source comes first.
+    # If sources differ, the choice must not depend on which one came first.
     counter.kind, counter.unit = max(counter.kind, kind), max(counter.unit, unit)
     own = counter.sources.get(source.id)
     if own is None:
@@ -135,7 +135,7 @@ def _add(counter: _Counter, source: Source, window: tuple[Any, ...]) -> None:
     if sketch:
         try:
             decoded = Sketch.from_wire(sketch)
-        except DecodeError:  # from a peer; its totals may be right all the same
+        except DecodeError:  # from a peer; its totals may still be right
             return
         if counter.sketch is None:
             counter.sketch = decoded
@@ -153,12 +153,12 @@ def _sum(values: list[float]) -> float:
     """Return the sum of *values*, some of which may be infinite, NaN or too large together."""
     try:
         return math.fsum(values)
-    except (OverflowError, ValueError):  # beyond the largest float, or of inf and -inf
+    except (OverflowError, ValueError):  # the sum is beyond the largest float, or of inf and -inf
         return float(sum(values))
 
 
 def _totals(counter: _Counter) -> CounterTotals:
-    # In the order of the sources' ids, so that rounding does not depend on who came first.
+    # In the order of the sources' ids, so that rounding does not depend on which source came first.
     sources = sorted(counter.sources.items())
     found = counter.sketch.quantiles(_QUANTILES.values()) if counter.sketch is not None else []
     quantiles = {name: value for name, value in zip(_QUANTILES, found, strict=False) if value is not None}

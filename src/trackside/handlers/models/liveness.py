@@ -1,7 +1,7 @@
 """
 Liveness: whether a process runs, is silent, died or ended.
 
-One rule, which every view uses, live and over logs.
+Every view uses this one rule, live and over logs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DIED_AFTER_INTERVALS: Final = 10
 LEAST_SILENCE_NS: Final = 3 * 10**9
 """A process is not silent before this time has passed, however short its heartbeat interval is."""
 LEAST_DEATH_NS: Final = 60 * 10**9
-"""Clocks of machines differ, and a log may wait half as long for a disk that refused."""
+"""The least silence that counts as death: clocks differ, and a log may wait half as long after a refused write."""
 GOOD_ENDS: Final = frozenset({"", "closed", "exit", "succeeded by another source"})
-"""The reasons of a `SourceEnded` that are no exception's name."""
+"""The reasons of a `SourceEnded` that are not the name of an exception."""
 
 
 @attrs.frozen(kw_only=True)
 class Liveness:
-    """The state of a process at one moment, and why it is concluded."""
+    """The state of a process at one moment, and the reason for this conclusion."""
 
     state: str
     """``running``, ``silent``, ``died`` or ``ended``."""
@@ -41,11 +41,11 @@ class Liveness:
     silent_ns: int | None = None
     """The time since its last event; None if it ended, or if no event is known."""
     error: str = ""
-    """The name of the exception that ended it; empty if none did, or if it did not end."""
+    """The exception or the failing exit status that ended it; empty if there was none, or if it did not end."""
 
     @property
     def has_good_end(self) -> bool:
-        """Whether it said that it was done, and no exception ended it."""
+        """Whether it reported its end, and there was no error."""
         return self.state == ENDED and not self.error
 
 
@@ -56,12 +56,12 @@ class LifeSigns:
     last_ns: int | None = None
     """The time of its last event; None if it has none."""
     heartbeat_interval_ns: int | None = None
-    """As its heartbeats say; None if there was none, and so nothing follows from silence."""
+    """As in its heartbeats; None without them: it is then never dead by silence alone."""
     end_reason: str | None = None
-    """As its `SourceEnded` says; None if there was none."""
+    """As in its `SourceEnded`; None if there was none."""
     exit_status: int | None = None
     """
-    Of its process, or where there is no end record, of its launcher; a negative number is a signal's. None if that is
+    The exit status of its process; without an end record, that of its launcher. Negative for a signal; None if it is
     not known.
     """
 
@@ -83,12 +83,12 @@ def silent_after_ns(heartbeat_interval_ns: int | None) -> int:
 
 
 def died_after_ns(heartbeat_interval_ns: int) -> int:
-    """Return the time without any event after which a process that sends heartbeats is taken for dead."""
+    """Return the time without any event after which a process that sends heartbeats counts as dead."""
     return max(LEAST_DEATH_NS, DIED_AFTER_INTERVALS * heartbeat_interval_ns)
 
 
 def is_gone(source: Source) -> bool:
-    """Return whether a process ran on this machine and is no more. For views; a model does not ask the machine."""
+    """Return whether a process ran on this machine and no longer exists; for views, since models ask no machine."""
     return source.pid > 0 and source.host == platform.node() and not may_run(source.pid)
 
 
@@ -96,17 +96,16 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gon
     """
     Return the state of a process at *now_ns*.
 
-    It has ended if it said so; that was no good end if its process then exited with a status of failure. It has died
-    if its launcher saw it exit without that, if its rank was launched again after it, if its process is gone, or if
-    nothing came for a minute and for ten heartbeat intervals. It is silent
-    after three intervals and at least three seconds. A process without heartbeats is silent after a minute, and never
-    dead by silence alone.
+    It has ended if it reported its end; this was not a good end if its process then exited with a failing status.
+    Without a reported end, it has died if its launcher saw it exit, if its rank was launched again after it, if its
+    process is gone, or if nothing came for a minute and for ten heartbeat intervals. It is silent after three intervals
+    and at least three seconds. A process without heartbeats is silent after a minute, and never dead by silence alone.
 
     Args:
-        signs: What is known of the process.
-        now_ns: The time, in ns since the epoch: in a job the clock's, over logs that of the newest event of all.
+        signs: The signs of life of the process.
+        now_ns: The time, in ns since the epoch: by the clock in a job, that of the newest of all events over logs.
         is_replaced: Whether a later process took its rank.
-        is_gone: Whether this machine, on which it ran, has it no more.
+        is_gone: Whether it ran on this machine and no longer exists.
     """
     if signs.end_reason is not None:
         error = "" if signs.end_reason in GOOD_ENDS else signs.end_reason
@@ -135,7 +134,7 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gon
 
 
 def worst(states: Iterable[str]) -> str:
-    """Return the worst of some processes' states; of none, ``silent``."""
+    """Return the worst of the *states* of some processes; ``silent`` if there are none."""
     found = set(states)
     return next((state for state in (DIED, SILENT, RUNNING, ENDED) if state in found), SILENT)
 

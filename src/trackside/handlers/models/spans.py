@@ -57,8 +57,8 @@ class SpanView:
     """None while it is open."""
     attributes: dict[str, Any]
     error: dict[str, str] | None
-    """``type`` and ``message`` of the exception that left it, with ``traceback`` where it was raised, elsewhere with
-    ``raised_in``, the span where it was."""
+    """``type`` and ``message`` of the exception that left it. The span that raised it also has ``traceback``; the
+    others have ``raised_in``, the id of that span."""
     failed: bool
     events: tuple[SpanEvent, ...]
 
@@ -71,16 +71,16 @@ class OpenSpan:
     parent_id: int
     name: str
     start_ns: int
-    """Since when."""
+    """The time when it was opened."""
     seen_ns: int
-    """The time when it was last known to be open: a short span is known from the last heartbeat alone."""
+    """The time when it was last known to be open; for a short span, the time of the last heartbeat."""
     thread: str
-    """Of a short span, the thread whose innermost it was."""
+    """For a short span, the thread whose innermost span it was; for a long one, its thread attribute or ``""``."""
 
 
 @attrs.frozen(kw_only=True)
 class NameTotals:
-    """All spans of one name that ended."""
+    """The totals of all ended spans of one name."""
 
     name: str
     count: int
@@ -103,10 +103,10 @@ class SpanError:
 
 @attrs.frozen(kw_only=True)
 class Malformation:
-    """A kind of disorder among the spans, and how often it was met."""
+    """A kind of disorder among the spans, and its count."""
 
     name: str
-    """The span's name; of the rarer ones ``(others)``."""
+    """The span's name; ``(others)`` after the first 1,000 kinds."""
     problem: str
     count: int
     last_ns: int
@@ -129,28 +129,28 @@ class SourceSpans:
     started_ns: int | None
     """None if its beginning was not seen."""
     ended_ns: int | None
-    """None if it did not end in good order: it still runs, or died."""
+    """None if its end was not seen: it still runs, or died."""
     end_reason: str
     last_ns: int
-    """The time when it was last heard of."""
+    """The time of its latest event."""
     spans: tuple[SpanView, ...]
     """The tree, each span before those inside it: long spans, and the latest of the short ones."""
     forgotten: int
-    """Spans that ended and are in *totals* alone, for lack of room."""
+    """Spans that were dropped for lack of room; *totals* has those that ended."""
     open: tuple[OpenSpan, ...]
-    """In order of their starts; the last one is what the process was doing."""
+    """In the order of their starts; the last one shows what the process was doing."""
     totals: tuple[NameTotals, ...]
     errors: tuple[SpanError, ...]
-    """The latest."""
+    """The latest errors."""
     malformed: tuple[Malformation, ...]
 
 
 @attrs.frozen(kw_only=True)
 class SpanReport:
-    """The spans of all processes, as far as they were given."""
+    """The spans of all processes whose events were read."""
 
     sources: tuple[SourceSpans, ...]
-    """By run, attempt, rank, role (main first) and start."""
+    """Ordered by run, attempt, rank, role (main first) and start."""
     missed: int
     """Events that the model should have had and did not get."""
 
@@ -185,7 +185,7 @@ class SpanRecord:
 
 
 def plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return *attributes* as a replay would read them, and as JSON takes them."""
+    """Return *attributes* as a replay would read them, with values that JSON can hold."""
     if _SCALARS.issuperset(map(type, attributes.values())):
         return attributes
     kept: dict[str, Any] = {}
@@ -212,8 +212,8 @@ class ProcessSpans:
     The spans of one process.
 
     Args:
-        max_long: How many long spans that ended are kept.
-        max_short: How many short ones of each priority.
+        max_long: The number of ended long spans to keep.
+        max_short: The number of ended short spans to keep, of each priority.
     """
 
     def __init__(self, max_long: int, max_short: int) -> None:
@@ -233,16 +233,16 @@ class ProcessSpans:
         """By name: count, failed, total, shortest and longest in ns."""
         self.errors: deque[list[Any]] = deque(maxlen=MAX_ERRORS)
         self.waiting: OrderedDict[int, list[list[Any]]] = OrderedDict()
-        """By span id, events of spans that are not known before they end."""
+        """By span id, the events of spans that become known only when they end."""
         self.heartbeat: dict[int, list[Any]] = {}
-        """By id, of the short spans that were open at the last heartbeat: thread, name, start and heartbeat."""
+        """By id, thread, name, start and heartbeat time of the short spans that were open at the last heartbeat."""
         self.malformed: dict[tuple[str, str], list[int]] = {}
         self._max_long = max_long
 
     def identify(self, source: Source) -> None:
-        """Record who the process is."""
+        """Record the identity of the process."""
         if self.identity and not source.run_id:
-            return  # a reader that knows the source's id alone
+            return  # *source* has only an id
         parent = source.parent
         self.identity = {
             "source_id": source.id,
@@ -303,7 +303,7 @@ class ProcessSpans:
             self.errors.append([event.span_id, event.name, event.step, event.at_ns, error])
 
     def end_iteration(self, event: IterationEnded) -> None:
-        """Read an iteration as the span that it is."""
+        """Read an iteration as a span that ended."""
         name = span_names.OF_ITERATION.get(event.kind) or f"{event.kind}_single_iteration"
         duration_ns = self._checked_duration(name, event.duration_ns, event.at_ns)
         if not event.span_id:
@@ -337,7 +337,7 @@ class ProcessSpans:
         del events[:-MAX_EVENTS]
 
     def read_heartbeat(self, event: Heartbeat) -> None:
-        """Read which spans were the innermost of their threads; one may have ended while the heartbeat was made."""
+        """Read the innermost span of each thread; one may have ended while the heartbeat was made."""
         known = {record.id for record in self.records()}
         self.heartbeat = {
             span[0]: [thread, span[1], span[2], event.at_ns]
@@ -384,7 +384,7 @@ class ProcessSpans:
             return
         self.ended[record.id] = record
         while len(self.ended) > self._max_long:
-            self.ended.popitem(last=False)  # a dict would look at every place that was emptied before
+            self.ended.popitem(last=False)  # a dict would step over each slot that was emptied before
             self.forgotten += 1
 
     def _add_to_totals(self, name: str, duration_ns: int, *, failed: bool) -> None:
@@ -421,7 +421,7 @@ class ProcessSpans:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `dump` returned; raise if it is anything else."""
+        """Load the state that `dump` returned; raise if it is anything else."""
         for name in ("last_ns", "forgotten"):
             setattr(self, name, index(state[name]))
         for name in ("started_ns", "ended_ns"):
@@ -484,7 +484,7 @@ def _is_span(values: list[Any]) -> bool:
 
 
 def _error_among(events: list[list[Any]]) -> dict[str, str] | None:
-    """Return the exception that an iteration's events say was raised in it."""
+    """Return the last exception among the *events* of an iteration; None if there is none."""
     for name, _, attributes in reversed(events):
         if name == span_names.ERROR and span_names.EXCEPTION_TYPE in attributes:
             return {
@@ -512,13 +512,13 @@ class SpanBuilder(VersionedModel):
     """
     Builds the span tree of every process from its events.
 
-    Long spans are known from their start: after a crash `result` has those that were open, and since when. Of short
-    spans it has those that the last heartbeat named. Memory does not grow with the job: of the spans that ended, the
-    latest are kept, and of all of them count, total, shortest and longest by name.
+    Long spans are known from their start: after a crash `result` has those that were open, with their start. It has the
+    short spans that the last heartbeat named. Memory does not grow with the length of the job: the latest ended spans
+    are kept, and by name, of all ended spans, the count and the total, shortest and longest time.
 
     Args:
         max_long: Ended long spans to keep, for each process.
-        max_short: Ended short ones to keep, of each priority and process.
+        max_short: Ended short spans to keep, of each priority and process.
 
     Raises:
         ConfigError: if a limit is below 1.
@@ -529,7 +529,7 @@ class SpanBuilder(VersionedModel):
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
     stands_for: ClassVar[tuple[str, ...]] = ("OpenSpans",)
-    """The models whose state this one's is as well, for viewers that ask for these."""
+    """Models with the same state: viewers that ask for them may get this one's."""
 
     def __init__(self, *, max_long: int = 1_000, max_short: int = 256) -> None:
         for field, given in (("max_long", max_long), ("max_short", max_short)):
@@ -585,8 +585,8 @@ class OpenSpans(SpanBuilder):
     """
     A `SpanBuilder` for viewers that ask mainly for the open spans.
 
-    A job keeps it by ``subscribe(OpenSpans(), min_priority=LIFECYCLE)``: given the long spans and the heartbeats alone,
-    it costs a step nothing. A viewer goes on from its state with all events.
+    A job subscribes it by ``subscribe(OpenSpans(), min_priority=LIFECYCLE)``: it gets only long spans and heartbeats,
+    so it costs nothing in a step. A viewer continues from its state with all events.
     """
 
     stands_for: ClassVar[tuple[str, ...]] = ()
@@ -632,7 +632,7 @@ def _views(state: ProcessSpans) -> Iterator[SpanView]:
         inside.setdefault(around, []).append(record)
     inside.setdefault(0, [])
     while inside:
-        # First what is inside nothing; what then remains claims to be inside itself, and is returned too.
+        # First the spans that are inside no other. Those that then remain are in cycles, and are returned too.
         pending = [(record, 0) for record in inside.pop(min(inside))]
         while pending:
             record, depth = pending.pop()

@@ -1,8 +1,8 @@
 """
-The step time that every view speaks of.
+The step time, as all views use it.
 
-A step lasts from the end of the step before to its own end, data loading and all else between them included. The time
-in validation, testing and checkpoints is left out of it, and counted as interruption.
+A step lasts from the end of the previous step to its own end, including data loading and everything else in between.
+Time in validation, testing and checkpoints is not part of it; it counts as interruption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERRUPTING: Final = frozenset(
         span_names.CHECKPOINT_SAVE_FINALIZATION,
     )
 )
-"""The spans whose time is no step's."""
+"""The spans whose time is not part of a step."""
 
 
 class StepInterval(NamedTuple):
@@ -34,7 +34,7 @@ class StepInterval(NamedTuple):
     start_ns: int
     end_ns: int
     interrupted_ns: int
-    """The part of that in validation, testing and checkpoints."""
+    """The part of the interval in validation, testing and checkpoints."""
 
     @property
     def step_ns(self) -> int:
@@ -47,12 +47,12 @@ class StepTimer:
     """
     Computes the step times of one process from its events, given in order.
 
-    A step begins where the one before ended. The first of a loop begins with its own iteration, or with the data
-    loading before it; so does a step before which others are missing, whose time is not known.
+    A step begins where the previous one ended. The first step of a loop begins with its own iteration, or with the data
+    loading before it. If steps are missing, the next one begins with its own iteration: their time is not known.
     """
 
     last_end_ns: int | None = None
-    """The end of the step before; None at the beginning of a loop."""
+    """The end of the previous step; None at the beginning of a loop."""
     last_step: int = -1
     loading_ns: int | None = None
     """The start of the last data loading since then."""
@@ -73,7 +73,7 @@ class StepTimer:
             self.loading_ns = event.at_ns - event.duration_ns
 
     def iteration_ended(self, event: IterationEnded) -> StepInterval | None:
-        """Read the end of an iteration; return the step that it ends, if it is one of training that did not fail."""
+        """Read the end of an iteration; return its step if it is a training iteration that did not fail."""
         end_ns = event.at_ns
         own_start_ns = end_ns - event.duration_ns
         if event.kind != _TRAINING:

@@ -58,21 +58,21 @@ class Durations:
     """
     Count, sum, extremes and distribution of some durations, in ns.
 
-    The latest wait in a list, since extremes and a sketch take many at once for the price of a few. Sums are whole
-    numbers, so that what is merged is what would have been added.
+    The latest durations wait in a list: the extremes and the sketch take many at once at the cost of a few. Sums are
+    integers, so merging gives the same as adding.
     """
 
     count: int = 0
     total_ns: int = 0
     min_ns: int = 0
-    """Of those that do not wait, as the next two."""
+    """Of the durations that do not wait, like the next two fields."""
     max_ns: int = 0
     sketch: Sketch = attrs.field(factory=Sketch)
     waiting: list[int] = attrs.field(factory=list)
 
     def add(self, duration_ns: int) -> None:
-        """Take one in."""
-        self.total_ns += duration_ns  # first: what is no number must not wait
+        """Add one duration."""
+        self.total_ns += duration_ns  # first: it raises if this is not a number
         self.count += 1
         self.waiting.append(duration_ns)
         if len(self.waiting) >= _FOLD_AT:
@@ -102,7 +102,7 @@ class Durations:
         self.max_ns = high_ns if is_first else max(self.max_ns, high_ns)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the state as plain data, the same whether it was looked at before or not."""
+        """Return the state as plain data, the same whether it was read before or not."""
         self.fold()
         known = attrs.asdict(self, filter=lambda field, _: field.name not in {"sketch", "waiting"})
         return {**known, "sketch": self.sketch.to_wire()}
@@ -111,11 +111,11 @@ class Durations:
         """
         Return average, extremes, total and percentiles in seconds, under One Logger's names.
 
-        Of no durations the total is 0, and the rest None.
+        Without durations the total is 0, and all other values are None.
         """
         if not self.count:
             return _OF_NONE
-        if self.count == len(self.waiting):  # a window, as a rule: a sketch would be made for this alone
+        if self.count == len(self.waiting):  # usually a window: folding would make a sketch only for this
             ordered = sorted(self.waiting)
             low_ns, high_ns = ordered[0], ordered[-1]
             found: Sequence[float | None] = quantiles_of(ordered, _QUANTILES)
@@ -136,7 +136,7 @@ class Durations:
 
 
 def whole(given: Any, otherwise: int | None = None) -> int | None:
-    """Return *given* as a whole number, or *otherwise* if it is none."""
+    """Return *given* as an int, or *otherwise* if it is not a number."""
     if type(given) is int:
         return given
     if given is None:
@@ -148,7 +148,7 @@ def whole(given: Any, otherwise: int | None = None) -> int | None:
 
 
 def number(given: Any, otherwise: float | None = None) -> float | None:
-    """Return *given* as a float, or *otherwise* if it is no number."""
+    """Return *given* as a float, or *otherwise* if it is not a number."""
     if type(given) is float:
         return given
     if given is None:
@@ -170,7 +170,7 @@ _PARTS: Final = ("avg_forward_time_sec", "avg_backward_time_sec", "avg_dataloade
 _TERA: Final = 10**12
 _NS_TIMES_TERA: Final = _TERA // NS_PER_S
 _LONGEST_WINDOW_NS: Final = 30 * NS_PER_S
-"""Iterations that took so long together are published, however few they are."""
+"""A window is published when its iterations took this long together, however few they are."""
 _MOST_PARTS_WAITING: Final = 256 * len(_PARTS)
 
 
@@ -183,8 +183,8 @@ class IterationWork:
     """
     The work of some iterations, over all ranks.
 
-    Each figure has the number of the iterations that it is known of, or their time: a mean over all iterations would be
-    wrong where it is known of some.
+    Each figure has the number, or the time, of the iterations for which it is known: if these are not all, a mean over
+    all would be wrong.
     """
 
     times: Durations = attrs.field(factory=Durations)
@@ -194,22 +194,22 @@ class IterationWork:
     tokens: int = 0
     known_tokens_ns: int | None = None
     flops: float = 0.0
-    """No whole number: a job of a minute on many GPUs does more than 64 bits can count."""
+    """A float: a job of a minute on many GPUs does more operations than 64 bits can count."""
     known_flops_ns: int | None = None
     fastest: float | None = None
-    """The throughput per GPU of the fastest iteration, in 10¹² operations per second; next, of the slowest."""
+    """The throughput per GPU of the fastest iteration, in 10¹² operations per second; *slowest* is the slowest's."""
     slowest: float | None = None
     parts_ns: list[int] = attrs.field(factory=_nothing)
     parts_known: list[int] = attrs.field(factory=_nothing)
     waiting: list[int] = attrs.field(factory=list)
-    """The parts of one iteration after the other, which `settle` adds up together for the price of a few."""
+    """The parts of several iterations, one after the other; `settle` adds up many at the cost of a few."""
 
     def __bool__(self) -> bool:
         """Return whether there was an iteration at all."""
         return bool(self.times.count or self.failed)
 
     def add(self, duration_ns: int, samples: int | None, tokens: int | None, flops: float | None, ranks: int) -> None:
-        """Take an iteration in that did not fail; *flops* are those of all *ranks*."""
+        """Add an iteration that did not fail; *flops* are those of all *ranks*."""
         self.times.add(duration_ns)
         if samples is not None:
             self.samples += samples
@@ -221,13 +221,13 @@ class IterationWork:
             self._add_flops(flops, duration_ns, ranks)
 
     def add_parts(self, parts_ns: list[int]) -> None:
-        """Take in how long the parts of the same iteration took; 0 for one that it did not have."""
+        """Add the times of the parts of the same iteration; 0 for a part that it did not have."""
         self.waiting += parts_ns
         if len(self.waiting) >= _MOST_PARTS_WAITING:
             self.settle()
 
     def settle(self) -> None:
-        """Add up the parts that wait."""
+        """Add up the waiting parts."""
         if not self.waiting:
             return
         for place in range(len(_PARTS)):
@@ -265,7 +265,7 @@ class IterationWork:
             self.parts_known[place] += other.parts_known[place]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the state as plain data, the same whether it was looked at before or not."""
+        """Return the state as plain data, the same whether it was read before or not."""
         self.settle()
         rest = attrs.asdict(self, filter=lambda field, _: field.name not in {"times", "waiting"})
         return {"times": self.times.to_plain(), **rest}
@@ -303,7 +303,7 @@ def _per_second(amount: float, time_ns: int | None) -> float | None:
 
 
 PLACES: Final = {span_names.MODEL_FORWARD: 0, span_names.MODEL_BACKWARD: 1, span_names.DATA_LOADING: 2}
-"""Of what is timed, by span name; in the order of `IterationWork.parts_ns`."""
+"""The index of each timed part in `IterationWork.parts_ns`, by span name."""
 
 _LOOPS: Final = frozenset((span_names.TRAINING_LOOP, span_names.VALIDATION_LOOP, span_names.TESTING_LOOP))
 _MOST_OPEN_SPANS: Final = 64
@@ -312,10 +312,10 @@ _MOST_OPEN_SPANS: Final = 64
 @attrs.define
 class OpenParts:
     """
-    The time of the timed parts within each span that is still open.
+    The times of the timed parts within each span that is still open.
 
-    They are known before the iteration around them is: a span's end hands what it holds to the span around it, until
-    it arrives at an iteration, or at the loop: there it waits for the loop's next iteration.
+    A part ends before the iteration around it. So at its end each span hands its parts to the span around it, up to an
+    iteration or the loop. In the loop they wait for its next iteration.
     """
 
     within: dict[int, list[int]] = attrs.field(factory=dict)
@@ -327,7 +327,7 @@ class OpenParts:
         if event.name in _LOOPS:
             return
         if event.name in PLACES:
-            parts[PLACES[event.name]] = event.duration_ns  # what was inside it is part of it
+            parts[PLACES[event.name]] = event.duration_ns  # it includes the parts inside it
         held = self.within.get(event.parent_span_id) or self.begin(event.parent_span_id)
         for place, part_ns in enumerate(parts):
             held[place] += part_ns
@@ -355,7 +355,7 @@ E = TypeVar("E", bound=EvaluationMetricsUpdated)
 
 @attrs.define
 class EvaluationTimes:
-    """The loops of one kind."""
+    """The iterations of all loops of one kind, validation or testing."""
 
     before: Durations = attrs.field(factory=Durations)
     failed_before: int = 0
@@ -366,7 +366,7 @@ class EvaluationTimes:
     """Training iterations completed when the latest loop ended, or the training loop started."""
 
     def add(self, event: IterationEnded) -> None:
-        """Take an iteration in."""
+        """Add an iteration."""
         if event.failed:
             self.failed += 1
             return
@@ -408,20 +408,20 @@ _MOST_DONE: Final = 64
 
 @attrs.define
 class Progress:
-    """The training work that the model's present state is made of; what was lost is not in it."""
+    """The training work that is in the present weights of the network; work that was lost is not."""
 
     iterations: int = 0
     samples: int = 0
     train_ns: int = 0
-    """In this process, as the next."""
+    """In this process, like the next field."""
     validation_ns: int = 0
     flops: float | None = None
-    """Of all ranks and attempts; None if it is not known what was done before this process."""
+    """Of all ranks and attempts; None if the operations before this process are not known."""
 
 
 @attrs.define
 class OpenSave:
-    """A save of which the outcome is not known, and what was done when it began."""
+    """A save whose outcome is not known, and the progress when it began."""
 
     span_id: int
     global_step: int
@@ -431,7 +431,7 @@ class OpenSave:
 
 @attrs.define
 class Blocked:
-    """The time for which saves of one strategy kept training waiting."""
+    """The time for which saves of one strategy blocked training."""
 
     count: int = 0
     total_ns: int = 0
@@ -439,7 +439,7 @@ class Blocked:
     max_ns: int = 0
 
     def add(self, duration_ns: int) -> None:
-        """Take one in."""
+        """Add the duration of one save."""
         self.min_ns = min(self.min_ns, duration_ns) if self.count else duration_ns
         self.max_ns = max(self.max_ns, duration_ns) if self.count else duration_ns
         self.count += 1
@@ -452,9 +452,9 @@ class Saves:
 
     opened: list[OpenSave] = attrs.field(factory=list)
     settled_ids: list[int] = attrs.field(factory=list)
-    """Span ids of the saves that succeeded last: a success that is reported twice is one."""
+    """Span ids of the saves that succeeded last: a success that is reported twice counts once."""
     complete: list[Progress] = attrs.field(factory=list)
-    """The progress that is in the checkpoints that were completed last."""
+    """The progress in each of the checkpoints that were completed last."""
     furthest: Progress | None = None
     furthest_step: int = -1
     successes: int = 0
@@ -468,12 +468,12 @@ class Saves:
         del self.opened[:-_MOST_OPEN_SAVES]
 
     def fail(self, event: CheckpointSaveFailed) -> None:
-        """Forget a save: nothing will come of it."""
+        """Count a save that failed, and forget it."""
         self._settle(event)
         self.failures += 1
 
     def succeed(self, event: CheckpointSaveSucceeded) -> tuple[bool, OpenSave | None]:
-        """Return whether the success is news, and the save, if its beginning is known."""
+        """Count a success once; return whether it is new, and the save if its beginning is known."""
         if event.save_span_id in self.settled_ids:
             return False, None
         save = self._settle(event)
@@ -492,7 +492,7 @@ class Saves:
         return True, save
 
     def _settle(self, event: CheckpointSaveSucceeded | CheckpointSaveFailed) -> OpenSave | None:
-        """Take out the save that *event* is about: the one of its span, else the latest one of its step."""
+        """Remove and return the save of *event*: that of its save span; if it names none, the latest of its step."""
         found = [save for save in self.opened if save.span_id == event.save_span_id]
         if not found and not event.save_span_id:
             found = [save for save in self.opened if save.global_step == event.global_step]
@@ -502,7 +502,7 @@ class Saves:
         return found[-1]
 
     def resumable(self, iterations: int) -> Progress:
-        """Return the progress that is left for a loop that starts again at *iterations*."""
+        """Return the furthest saved progress of at most *iterations*, where a loop starts again."""
         before = [progress for progress in self.complete if progress.iterations <= iterations]
         return max(before, key=lambda progress: progress.iterations, default=Progress())
 
@@ -514,7 +514,7 @@ _STRATEGIES: Final = {name: strategy for strategy, name in span_names.OF_CHECKPO
 
 @attrs.define
 class ProcessMetrics:
-    """The metrics of one process; each reader returns the events that follow from the one it has read."""
+    """The metrics of one process; each reader returns the events that it derives from the event it reads."""
 
     ranks: int = 1
     global_batch_size: int | None = None
@@ -548,12 +548,12 @@ class ProcessMetrics:
     # --- what is configured ------------------------------------------------------------------------------------
 
     def job_configured(self, event: JobConfigured) -> Derived:
-        """Read how many ranks there are."""
+        """Read the number of ranks."""
         self.ranks = max(1, event.world_size)
         return ()
 
     def training_configured(self, event: TrainingConfigured) -> Derived:
-        """Read what iterations need not say."""
+        """Read the settings that hold for all iterations."""
         self.global_batch_size = event.global_batch_size
         self.seq_length = event.seq_length
         self.flops_per_sample = event.flops_per_sample
@@ -586,9 +586,9 @@ class ProcessMetrics:
         self.samples_start = self.progress.samples if samples_start is None else samples_start
 
     def _start_at(self, start: int, samples_start: int | None, flops_start: float | None) -> None:
-        """Begin a loop of which *start* iterations were done before."""
+        """Begin a loop before which *start* iterations were done."""
         progress = self.progress
-        if start != progress.iterations or self.iterations_start is None:  # it does not go on where the last one ended
+        if start != progress.iterations or self.iterations_start is None:  # it does not continue the last one
             kept = self.saves.resumable(start) if start < progress.iterations else progress
             self.progress = Progress(
                 iterations=start,
@@ -602,7 +602,7 @@ class ProcessMetrics:
         self.validation.trained_at_latest = self.testing.trained_at_latest = start
 
     def span_ended(self, event: SpanEnded) -> Derived:
-        """Read the end of any span but an iteration's; of most there is nothing to read, or a part to add."""
+        """Read the end of any span except an iteration's; most add nothing, or only the time of a part."""
         self.timer.span_ended(event)
         name, within = event.name, self.parts.within
         place = PLACES.get(name)
@@ -629,14 +629,14 @@ class ProcessMetrics:
     # --- iterations --------------------------------------------------------------------------------------------
 
     def iteration_ended(self, event: IterationEnded) -> Derived:
-        """Read what an iteration did."""
+        """Read the end of an iteration."""
         step = self.timer.iteration_ended(event)
         parts_ns = self.parts.pop(event.span_id, event.parent_span_id)
         if event.kind != "training":
             self._evaluated(event)
             return ()
         self.latest_parent_id = event.parent_span_id
-        if self.iterations_start is None:  # no loop has said where it starts
+        if self.iterations_start is None:  # no loop has reported where it starts
             self._start_at(max(0, event.step), None, None)
         if step is None:
             self.window.failed += 1
@@ -683,7 +683,7 @@ class ProcessMetrics:
         return self._updates(self.before, window, event.at_ns)
 
     def training_now(self) -> tuple[TrainingMetricsUpdated, TrainingWindowUpdated]:
-        """Return the updates that would be published if the window closed now, which it does not."""
+        """Return the updates that would be published if the window closed now; it stays open."""
         job = IterationWork()
         job.merge(self.before)
         job.merge(self.window)
@@ -765,7 +765,7 @@ class ProcessMetrics:
         return (saved,)
 
     def save_failed(self, event: CheckpointSaveFailed) -> Derived:
-        """Read that there will be no checkpoint."""
+        """Read that a save failed."""
         self.saves.fail(event)
         return ()
 
@@ -796,7 +796,7 @@ _ENDS: Final[dict[str, Callable[[ProcessMetrics, SpanEnded], Derived]]] = {
     span_names.TESTING_LOOP: ProcessMetrics._testing_loop_ended,  # noqa: SLF001
     **dict.fromkeys(_STRATEGIES, ProcessMetrics._save_ended),  # noqa: SLF001
 }
-"""The readers of the ends of spans, by their names."""
+"""The readers of the ends of spans, by span name."""
 
 
 _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
@@ -808,18 +808,18 @@ _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
     JobConfigured: ProcessMetrics.job_configured,
     TrainingConfigured: ProcessMetrics.training_configured,
 }
-"""The readers of events, by their types; they read events of derived types, too."""
+"""The readers of events, by type; they also read events of its subclasses."""
 
 
 @attrs.frozen(kw_only=True)
 class SourceMetrics:
-    """The metrics of one process; each part is the update that would be published now, or the last one that was."""
+    """The metrics of one process: each update as it would be published now, or was published last."""
 
     source_id: str
     rank: int
     attempt: int
     training: TrainingMetricsUpdated | None
-    """Up to the latest iteration; None if there was none. Likewise the next."""
+    """Up to the latest iteration; None if there was none. The same holds for *window*."""
     window: TrainingWindowUpdated | None
     validation: ValidationMetricsUpdated | None
     testing: TestingMetricsUpdated | None
@@ -833,7 +833,7 @@ class SourceMetrics:
 
 @attrs.frozen(kw_only=True)
 class MetricsResult:
-    """The metrics of all processes, by rank and attempt."""
+    """The metrics of all processes, ordered by rank and attempt."""
 
     sources: list[SourceMetrics]
     missed: int
@@ -852,7 +852,7 @@ class _Place:
     checkpoints: dict[str, CheckpointMetricsUpdated] = attrs.field(factory=dict)
 
     def has_any(self) -> bool:
-        """Return whether anything is known of the process."""
+        """Return whether any metric of the process is known."""
         saves = self.metrics.saves
         derived = (self.validation, self.testing, self.productive, self.checkpoints, saves.opened, saves.failures)
         return self.metrics.has_trained() or any(derived)
@@ -860,17 +860,17 @@ class _Place:
 
 class TrainingMetrics(VersionedModel):
     """
-    Keeps the metrics of a training: iteration times, throughput, losses, and what is saved of the work.
+    Keeps the metrics of a training: iteration times, throughput, losses, and the saved part of the work.
 
     ::
 
         bus.subscribe(TrainingMetrics(publish=bus.publish))
 
-    Each process is looked at alone, so that the order in which several ones' events arrive does not matter. What an
-    event costs, and the memory, do not grow with the job.
+    Each process is computed alone, so the order in which events of several processes arrive does not matter. The cost
+    of an event and the memory do not grow with the length of the job.
 
     Args:
-        publish: Called with every update, in the process that trains; elsewhere there is nothing to publish.
+        publish: Called with every update; needed only in the process that trains.
     """
 
     version = 1
@@ -913,7 +913,7 @@ class TrainingMetrics(VersionedModel):
             self.publish(event)
 
     def result(self) -> MetricsResult:
-        """Return the metrics as they stand."""
+        """Return the current metrics."""
         places = sorted(
             self._places.values(), key=lambda place: (place.source.rank, place.source.attempt, place.source.id)
         )
@@ -958,7 +958,7 @@ _converter.register_unstructure_hook(IterationWork, IterationWork.to_plain)
 _converter.register_structure_hook(Sketch, lambda data, _: Sketch.from_wire(data))
 _converter.register_unstructure_hook(Source, Source.to_wire)
 _converter.register_structure_hook(Source, lambda data, _: Source.from_wire(data))
-# Keys of maps are texts, whatever carries the state.
+# Keys of maps are strings, so that every format can carry the state.
 _converter.register_unstructure_hook(
     OpenParts, lambda parts: {str(span_id): list(parts_ns) for span_id, parts_ns in parts.within.items()}
 )

@@ -1,7 +1,7 @@
 """
 Goodput: every second of a training session in exactly one bucket.
 
-What is kept, how each bucket is found and why the sum is exact stands in docs/goodput-model.md.
+docs/goodput-model.md describes the stored state, how each bucket is found, and why the sum is exact.
 """
 
 from trackside.handlers.models.goodput._account import EndedStep

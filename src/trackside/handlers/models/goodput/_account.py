@@ -1,8 +1,9 @@
 """
-The classification of a session's time: from what its processes did to the bucket that each instant belongs to.
+The classification of a session's time: the bucket of each instant, from the activities of its processes.
 
-An `Account` judges the time of one process, given what was learnt since. Attempts are the processes that ran as one. A
-`Timeline` lays them out one after the other, as stretches that one process accounts for or that are known to be lost.
+An `Account` classifies the time of one process, with the knowledge of later attempts. An attempt is the processes that
+ran together. A `Timeline` lays out the attempts one after the other, as stretches that one process accounts for or that
+are known to be lost.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class EndedStep:
     end: int
     """In ns since the epoch."""
     net: int
-    """Its own time, in ns: without what went into other buckets."""
+    """Its own time, in ns: without the time in other buckets."""
     is_sample: bool
     """Whether its length counts among the step times."""
     is_lost: bool
@@ -78,14 +79,14 @@ class Hindsight:
     until: int = 0
     """The time until which the process is known to have been alive, in ns since the epoch."""
     excluded: tuple[Stretch, ...] = ()
-    """Stretches that the question leaves out, disjoint and in order: no step has time of its own there."""
+    """Stretches that the question leaves out, disjoint and in order: no step has own time there."""
 
 
 class Account:
     """
     The time of one process by bucket.
 
-    Each instant is judged by the same rules whatever is asked, so that the accounts of consecutive stretches add up
+    Each instant is classified by the same rules for every question, so the accounts of consecutive stretches add up
     to that of the whole, to the nanosecond.
     """
 
@@ -109,7 +110,7 @@ class Account:
         beyond = self._hindsight.wasted_from
         if beyond is not None and step.number >= beyond:
             return WASTED_PROGRESS
-        # A later attempt went on behind it, so it was completed; or that is not known yet.
+        # Else a later attempt continued after this step, so it was completed; or there is no later attempt yet.
         is_lost = self._hindsight.is_over and beyond is None
         return OTHER if is_lost else PRODUCTIVE
 
@@ -141,7 +142,7 @@ class Account:
         return sums
 
     def _cuts(self, start: int, end: int) -> list[int]:
-        """Return the moments at which another rule begins to hold."""
+        """Return the moments at which another rule begins to apply, with *start* and *end*."""
         moments = [span.start for span in self._spans]
         if self._step is not None:
             moments.append(self._step.start)
@@ -150,7 +151,7 @@ class Account:
         return sorted({start, end, *(moment for moment in moments if start < moment < end)})
 
     def _charge(self, sums: Sums, spent: dict[int, int], start: int, end: int) -> None:
-        """Add what was *spent* from *start* to *end*, by code, to *sums*; no rule changes between."""
+        """Add the time *spent* by code from *start* to *end*, between which no rule changes, to *sums*."""
         span = self._prevailing(start)
         is_step_open = self._step is not None and self._step.start <= start
         is_wasted = self.wasted_at is not None and start >= self.wasted_at
@@ -173,7 +174,7 @@ class Account:
             sums[bucket] = sums.get(bucket, 0) + length
 
     def _prevailing(self, start: int) -> UnendedSpan | None:
-        """Return the open span of the highest priority; of equals the one that began last."""
+        """Return the open span of the highest priority; among equals the one that began last."""
         began = [span for span in self._spans if span.start <= start]
         return min(began, key=lambda span: priority(span.kind << KIND_SHIFT), default=None)
 
@@ -189,13 +190,13 @@ class Account:
         return KINDS[kind]
 
     def _startup(self, start: int, end: int) -> int:
-        """Return how much from *start* to *end* is the first step's excess over the mean of the others."""
+        """Return the part of the first step's excess over the mean of the others that lies from *start* to *end*."""
         own, excess = self._own_time_of_first_step, self._excess
         return min(excess, _before(own, end)) - min(excess, _before(own, start)) if excess else 0
 
     @functools.cached_property
     def _excess(self) -> int:
-        """By how much the first step's own time exceeds the mean of the others', in ns."""
+        """The excess of the first step's own time over the mean of the others', in ns."""
         net = _before(self._own_time_of_first_step, self.until)
         if not net:
             return 0
@@ -220,15 +221,15 @@ class Account:
         return own
 
     def _covered_from(self) -> int:
-        """Return the time from which no step has time of its own: open spans take precedence over steps."""
+        """Return the time from which on steps have no own time: open spans take precedence over steps."""
         return min((span.start for span in self._spans), default=self.until)
 
     def _own_time(self) -> tuple[int, int]:
-        """Return the own time of the steps that count, in ns, and how many there are."""
+        """Return the own time of the steps that count, in ns, and their number."""
         end = self._covered_from() if self.wasted_at is None else min(self._covered_from(), self.wasted_at)
         sums, samples = self._track.until(end)
         if self._hindsight.excluded or any(code & WASTED for code in sums):
-            # Rare, so these steps are looked at one by one.
+            # This is rare, so the steps are read one by one.
             steps = itertools.takewhile(lambda slices: slices[0][0] < end, self._track.steps_from(0))
             counted = [self._own(slices, end) for slices in steps if not slices[0][2] & (FAILED | UNSAMPLED | WASTED)]
             lengths = [length for own in counted if (length := _before(own, end))]
@@ -238,7 +239,7 @@ class Account:
 
     @functools.cached_property
     def lengths(self) -> tuple[Lengths, Lengths]:
-        """The lengths of the steps, each without what went into other buckets, in ns; and those of productive steps."""
+        """The own times of the steps, in ns; and those of the productive steps."""
         lengths, wasted = self._track.all_lengths()
         counted = lengths.copy()
         counted.merge(wasted, -1)
@@ -248,12 +249,12 @@ class Account:
         return lengths, counted
 
     def startup_beyond(self, ideal: int) -> int:
-        """Return how much of the first step is beyond *ideal*, in ns, and startup, so not degraded."""
+        """Return the startup time of the first step beyond *ideal*, in ns, which is not degraded time."""
         net = _before(self._own_time_of_first_step, self.until)
         return max(0, net - ideal) - max(0, net - self._excess - ideal)
 
     def in_progress(self, end: int) -> tuple[int | None, int]:
-        """Return the step in progress at *end*, and how much productive time it has had by then, in ns."""
+        """Return the step in progress at *end*, and its productive time by then, in ns."""
         end = min(end, self.until)
         if self._step is None or self._step.start >= end or self._step_bucket != PRODUCTIVE:
             return None, 0
@@ -288,12 +289,12 @@ def _before(own: Sequence[tuple[int, int]], end: int) -> int:
 
 
 Key: TypeAlias = "tuple[str, int, int]"
-"""Run id, restart count, and which process of its rank in that restart."""
+"""Run id, attempt, and the index of the process among those of its rank in that attempt."""
 
 
 @attrs.frozen(eq=False)
 class JobAttempt:
-    """The processes, of one rank each, that ran as one."""
+    """The processes, one of each rank, that ran together."""
 
     processes: tuple[ProcessState, ...]
     """By rank."""
@@ -312,17 +313,17 @@ class JobAttempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it came to a good end."""
+        """Whether all its processes reported their end."""
         return all(process.has_ended for process in self.processes)
 
 
 def attempts_of(processes: Iterable[ProcessState], found: collections.Counter[str]) -> list[JobAttempt]:
     """
-    Put *processes* into attempts, in order of their start.
+    Group *processes* into attempts, in order of their start.
 
     Args:
         processes: The main processes of a session of which anything is known.
-        found: Gets what is wrong with them.
+        found: Counts the problems that are found.
     """
     groups: dict[Key, list[ProcessState]] = {}
     for own in _by_rank(processes).values():
@@ -347,7 +348,7 @@ def _by_rank(processes: Iterable[ProcessState]) -> dict[int, list[ProcessState]]
 
 
 def _without_second_writers(own: Sequence[ProcessState], found: collections.Counter[str]) -> list[ProcessState]:
-    """Leave out of one rank's processes those that began and fell silent while another one was alive."""
+    """Return one rank's processes without those that began and fell silent while another one was alive."""
     kept: list[ProcessState] = []
     for process in own:
         if kept and process.last < kept[-1].last and not _restarts(process, kept[-1]):
@@ -363,7 +364,7 @@ def _restarts(process: ProcessState, before: ProcessState) -> bool:
 
 
 def _together(groups: Sequence[list[ProcessState]]) -> list[list[ProcessState]]:
-    """Make one of neighbours that ran at the same time as different ranks: their launcher gave them no common id."""
+    """Merge neighbours that ran at the same time as different ranks: no launcher gave them a common id."""
     merged: list[list[ProcessState]] = []
     for group in groups:
         if merged and _belong(merged[-1], group):
@@ -385,7 +386,7 @@ def _belong(before: Sequence[ProcessState], group: Sequence[ProcessState]) -> bo
 
 
 def _judged(groups: Sequence[list[ProcessState]]) -> list[JobAttempt]:
-    """Find for each attempt the step from which on later ones did its work again."""
+    """Return the attempts, each with the step from which on later attempts did its work again."""
     attempts: list[JobAttempt] = []
     wasted_from: int | None = None
     for place, group in reversed(list(enumerate(groups))):
@@ -394,7 +395,7 @@ def _judged(groups: Sequence[list[ProcessState]]) -> list[JobAttempt]:
         trained = [process for process in group if process.first_step != NO_STEP]
         if trained:
             first = min(process.first_step for process in trained)
-            # Once steps are counted anew, as in each epoch, a low number says nothing about earlier attempts.
+            # If steps are counted anew, for example in each epoch, a low number shows nothing about earlier attempts.
             anew = wasted_from is None or any(process.laps for process in trained)
             wasted_from = first if anew else min(first, wasted_from or 0)
         elif place == len(groups) - 1:
@@ -403,7 +404,7 @@ def _judged(groups: Sequence[list[ProcessState]]) -> list[JobAttempt]:
 
 
 def _restored(group: Sequence[ProcessState]) -> int | None:
-    """Return the step at which an attempt goes on if it has loaded a checkpoint and has not trained yet."""
+    """Return the step at which an attempt will continue that loaded a checkpoint and has not trained yet."""
     steps = [process.restored_step for process in group if process.restored_step != NO_STEP]
     return min(steps) + 1 if steps else None
 
@@ -423,7 +424,7 @@ class Leg:
     """The process after the gap, which may have waited for slices before it began."""
 
     def between(self, start: int, end: int) -> Sums:
-        """Return the time from *start* to *end* that lies in it, in ns by bucket."""
+        """Return the part of *start* to *end* that lies in this leg, in ns by bucket."""
         start, end = max(start, self.start), min(end, self.end)
         if end <= start:
             return {}
@@ -477,14 +478,14 @@ def timeline(
     """
     Lay out *attempts* one after the other, each until the next one begins.
 
-    A job of several ranks waits for its slowest one: an attempt's time is that of the rank that got least out of it.
-    Time before that rank began or after it fell silent is that of the first and of the last rank to be there.
+    A job of several ranks waits for its slowest rank: an attempt's time is that of the rank with the least productive
+    time. The time before it began is that of the first rank; the time after it fell silent, that of the last one alive.
 
     Args:
         attempts: In order of their start; at least one.
-        accounts: Of all their processes.
-        end: Where the last one ends, in ns since the epoch.
-        validation_is_productive: Whether validation is something got out of the time.
+        accounts: The accounts of all their processes.
+        end: The end of the last one, in ns since the epoch.
+        validation_is_productive: Whether validation counts as productive.
     """
     starts = [attempt.start for attempt in attempts]
     ends = [*starts[1:], max(end, starts[-1])]
@@ -509,9 +510,9 @@ def timeline(
 def _slowest(
     attempt: JobAttempt, accounts: Mapping[ProcessState, Account], until: int, *, validation_is_productive: bool
 ) -> Account:
-    """Return the account of the rank that got least out of its time; of equals, the lowest rank's."""
+    """Return the account of the rank with the least productive time; among equals, the lowest rank's."""
     own = [accounts[process] for process in attempt.processes]
-    # A rank that records no steps while others do is no slower for that.
+    # A rank that records no steps while others do does not count as slower.
     trained = [account for account in own if account.process.first_step != NO_STEP] or own
     if len(trained) == 1:
         return trained[0]
@@ -538,7 +539,7 @@ def _legs(own: Sequence[Account], slow: Account, start: int, until: int) -> Iter
 
 @attrs.frozen(eq=False)
 class Picture:
-    """A session as everything that is known by now shows it."""
+    """The picture of a session from all that is known now."""
 
     attempts: tuple[JobAttempt, ...]
     accounts: dict[ProcessState, Account]
@@ -571,11 +572,11 @@ class SessionState:
         self, end_ns: int | None = None, *, is_alive: bool = False, exclude: Sequence[Stretch] = ()
     ) -> Picture | None:
         """
-        Return the session as it stands; None if it has no rank.
+        Return the session as it is known now; None if it has no rank.
 
         Args:
-            end_ns: Look as far as that; to the last event unless given.
-            is_alive: Whether the last attempt is known to be running at *end_ns*, though its events say nothing of it.
+            end_ns: The end of the picture; the last event unless given.
+            is_alive: Whether the last attempt is known to be running at *end_ns*, although its events do not show it.
             exclude: Stretches to leave out, disjoint and in order.
         """
         mains = self.mains()
@@ -601,7 +602,7 @@ class SessionState:
             for process in attempt.processes:
                 until = process.last
                 if not is_over and not process.has_ended:
-                    # Heartbeats of one rank come after those of another: it still does what it was last seen doing.
+                    # Ranks' heartbeats come at different times; a running rank still does what its last events show.
                     is_running = liveness(process.signs, last).state == RUNNING
                     if is_running and process.heartbeat_interval_ns is not None:
                         until = last
@@ -633,7 +634,7 @@ class SessionState:
         }
 
     def lengths(self, slowest: Sequence[Account]) -> tuple[Lengths, Lengths]:
-        """Return the lengths of all steps of *slowest*, one for each attempt, and of their productive ones."""
+        """Return the lengths of all steps of *slowest*, one account for each attempt, and of the productive steps."""
         older = tuple(slowest[:-1])
         if self._older is None or self._older[0] != older:
             self._older = older, _merged(older)
@@ -663,7 +664,7 @@ def _merged(accounts: Sequence[Account]) -> tuple[Lengths, Lengths]:
 
 
 def _begins_anew(attempts: Sequence[JobAttempt]) -> Iterator[bool]:
-    """Yield for each attempt but the first whether it looks like another job under the same name."""
+    """Yield, for each attempt except the first, whether it looks like another job under the same name."""
     for before, after in pairwise(attempts):
         steps = [process.first_step for process in before.processes if process.first_step != NO_STEP]
         again = [process.first_step for process in after.processes if process.first_step != NO_STEP]

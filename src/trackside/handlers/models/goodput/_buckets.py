@@ -24,9 +24,9 @@ PRODUCTIVE: Final = "PRODUCTIVE"
 OTHER: Final = "OTHER"
 BEFORE_STEPS: Final = "BEFORE_FIRST_STEP"
 AFTER_STEPS: Final = "AFTER_LAST_STEP"
-"""No buckets: names for parts of ``OTHER``."""
+"""Not a bucket, nor is ``BEFORE_FIRST_STEP``: both name parts of ``OTHER``."""
 DATA_LOADING_ASYNC: Final = "DATA_LOADING_ASYNC"
-"""No bucket: reported beside, subtracted from nothing."""
+"""Not a bucket: it is reported beside the buckets, and subtracted from none."""
 
 BUCKETS: Final = (
     ELASTIC_SLICE_DOWN,
@@ -45,16 +45,16 @@ BUCKETS: Final = (
     PRODUCTIVE,
     OTHER,
 )
-"""Highest priority first: where several could have an instant, the first has it."""
+"""Highest priority first: an instant that could be in several buckets is in the first of them."""
 
 Bucket: TypeAlias = "str | tuple[str, str]"
-"""A bucket's name; of custom badput with its type."""
+"""A bucket's name; for custom badput, the name and the type."""
 Sums: TypeAlias = "dict[Bucket, int]"
 """Nanoseconds by bucket."""
 Stretch: TypeAlias = "tuple[int, int]"
 """Start and end of a stretch of time, in ns since the epoch."""
 
-# Kinds: what a process was seen to do. The lower, the higher the priority.
+# Kinds: the activities of a process. A lower number has a higher priority.
 KINDS: Final = tuple(bucket for bucket in BUCKETS if bucket not in (RECOVERY, WASTED_PROGRESS, OTHER))
 LAST_ELASTIC: Final = KINDS.index(ELASTIC_REINITIALIZATION)
 RESTORE: Final = KINDS.index(CHECKPOINT_RESTORE)
@@ -69,21 +69,21 @@ FIRST_CUSTOM: Final = 16
 FIRST: Final = 1
 """A step begins here."""
 INSIDE: Final = 2
-"""Within a step, from its start to its end, whatever else is going on."""
+"""The slice lies within a step, even if its kind is another one."""
 WASTED: Final = 4
-"""Of a step that the same process did again from a checkpoint."""
+"""The same process did the step again from a checkpoint."""
 FAILED: Final = 8
-"""Of a step that an exception ended."""
+"""An exception ended the step."""
 UNSAMPLED: Final = 16
-"""Of a step whose length says nothing about steps, because its end was not seen."""
+"""The step's length does not count among the step times, because its end was not seen."""
 FLAGS: Final = FIRST | INSIDE | WASTED | FAILED | UNSAMPLED
 KIND_SHIFT: Final = 5
 
 STEP_CODE: Final = STEP << KIND_SHIFT | INSIDE
 WHOLE_STEP: Final = STEP_CODE | FIRST
-"""The code of a step with nothing in it, that neither failed nor was done again."""
+"""The code of a step with nothing else in it, which neither failed nor was done again."""
 NO_STEP: Final = -1
-"""No number of a step."""
+"""The value for no step in place of a step's number."""
 
 BY_NAME: Final = {
     span_names.DISTRIBUTED_INIT: KINDS.index(ACCELERATOR_INITIALIZATION),
@@ -103,9 +103,9 @@ BY_NAME: Final = {
 }
 EVALUATION: Final = KINDS.index(VALIDATION)
 OWN_THREAD_ONLY: Final = frozenset({SAVE, LOADING})
-"""Kinds that hold up the training thread only when they happen on it."""
+"""Kinds that block the training thread only when they happen on it."""
 PEER_NAMES: Final = {ACCELERATOR_INITIALIZATION: "TPU_INITIALIZATION"}
-"""Buckets that ml-goodput-measurement, and the dashboards made for it, call by another name."""
+"""The other names of buckets in ml-goodput-measurement and in the dashboards made for it."""
 _MARKABLE: Final = {
     **{name: kind for kind, name in enumerate(KINDS) if kind not in (CUSTOM, STEP)},
     **{name: KINDS.index(bucket) for bucket, name in PEER_NAMES.items()},
@@ -114,13 +114,13 @@ _MARKABLE: Final = {
 
 
 def priority(code: int) -> int:
-    """Return the place of *code*'s kind in the order of priority; types of custom badput share one."""
+    """Return the position of *code*'s kind in the order of priority; all types of custom badput share one."""
     kind = code >> KIND_SHIFT
     return CUSTOM if kind >= FIRST_CUSTOM else kind
 
 
 def kind_of(span: SpanStarted | SpanEnded) -> int | str | None:
-    """Return the kind of time that *span* is; of custom badput its type; None if it says nothing."""
+    """Return the kind of time of *span*; for custom badput, its type; None if it has no kind."""
     marked = span.attributes.get(span_names.BADPUT_TYPE) if span.attributes else None
     if marked is not None:
         return _MARKABLE.get(marked, str(marked)) if isinstance(marked, str) else str(marked)
@@ -134,7 +134,7 @@ def add(total: dict[Any, int], more: Mapping[Any, int]) -> None:
 
 
 def subtract(total: dict[Any, int], less: Mapping[Any, int]) -> None:
-    """Take *less* from *total*, key by key; what becomes zero goes."""
+    """Subtract *less* from *total*, key by key; remove each key whose value becomes zero."""
     for key, value in less.items():
         left = total.get(key, 0) - value
         if left:
@@ -144,7 +144,7 @@ def subtract(total: dict[Any, int], less: Mapping[Any, int]) -> None:
 
 
 class Problem:
-    """The problems of the input, in the words in which results name them."""
+    """The problems of the input, as results name them."""
 
     IMPOSSIBLE_TIME: Final = "an impossible time"
     MALFORMED: Final = "a malformed event"

@@ -1,4 +1,4 @@
-"""The model: events in, results out, and published from time to time while the job runs."""
+"""The goodput model, and the monitor that also publishes its results at intervals while the job runs."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupEr
 
 @attrs.frozen
 class LatestSteps:
-    """The latest news of a process."""
+    """The latest signs of life and steps of a process."""
 
     source: Source
     signs: LifeSigns
     """The signs from which `liveness` concludes whether it is alive."""
     steps: tuple[tuple[int, int, int], ...]
-    """Number, start and end of its last steps, in ns since the epoch; those that failed or were done again too."""
+    """Number, start and end of its last steps, in ns since the epoch; failed and repeated steps are included."""
 
 
 class GoodputAccumulator(VersionedModel):
@@ -69,13 +69,13 @@ class GoodputAccumulator(VersionedModel):
         feed(replay("runs/"), goodput)
         print(goodput.result().goodput)
 
-    A session is the runs with one session tag, or without one, one run. Its events may come from any number of
-    processes and in any order between them. Give it all events, not some classes of them: others show when a process
-    was alive, and what is missing is known by the gaps in their numbers.
+    A session is all runs with one session tag; without a tag, it is one run. Its events may come from any number of
+    processes, in any order between processes. Give the model events of all types: each event shows that its process
+    was alive, and the gaps in the numbers show which events are missing.
 
     Args:
         validation_is_productive: Whether time in validation and testing counts as productive.
-        ideal_step_time_s: What a step should take; found out from the steps unless given.
+        ideal_step_time_s: The time that a step should take; computed from the steps unless given.
     """
 
     version = 2
@@ -101,12 +101,12 @@ class GoodputAccumulator(VersionedModel):
             self._consume(event)
 
     def __call__(self, event: Event) -> None:
-        """Learn from *event*."""
+        """Read one event."""
         if read_usual(self._process, self._source, iter((event,)), self._due_ns) is not None:
             self._consume(event)
 
     def _consume(self, event: Event) -> None:
-        """Learn from *event*, whatever it is."""
+        """Read one event of any type."""
         try:
             read = self._readers[event.__class__]
         except KeyError:
@@ -133,7 +133,7 @@ class GoodputAccumulator(VersionedModel):
             process = self._processes[source.id] = ProcessState(source)
             self._sort(process)
         elif process.source is not source and process.source != source and source.run_id:
-            # Its first events may have come before it said who it is.
+            # Its first events may have come before its identity.
             self._sessions[_session_of(process.source)].processes.remove(process)
             process.source = source
             self._sort(process)
@@ -148,7 +148,7 @@ class GoodputAccumulator(VersionedModel):
         bisect.insort(session.processes, process, key=lambda process: process.source.id)
 
     def sessions(self) -> list[str]:
-        """Return the names of the sessions of which any rank is known, in order of their start."""
+        """Return the names of the sessions with at least one known rank, in order of their start."""
         known = [session for session in self._sessions.values() if session.mains()]
         return [session.name for session in sorted(known, key=lambda session: (session.start, session.name))]
 
@@ -163,20 +163,21 @@ class GoodputAccumulator(VersionedModel):
         is_alive: bool = False,
     ) -> GoodputResult:
         """
-        Return what the time from *start_ns* to *end_ns* was spent on.
+        Return how the time from *start_ns* to *end_ns* was spent.
 
-        Everything that is known by now is used: work that was lost later on is lost in every answer from then on.
-        The answers for stretches that follow each other add up to that for the whole.
+        Each answer uses everything that is known by now: once work is lost, it counts as lost in every later answer.
+        The answers for consecutive stretches add up to that for the whole.
 
         Args:
-            session: Its name; the one that started last unless given. Several are taken for one, as of ranks to which
-                no launcher gave a common id.
+            session: Its name; the one that started last unless given. Several names are treated as one session, for
+                example if no launcher gave the ranks a common id.
             start_ns: In ns since the epoch; the session's start unless given.
-            end_ns: In ns since the epoch; the last event unless given. Up to a later moment nothing is known, unless
-                the job is known to be alive or has ended: after its end there is nothing to account for.
+            end_ns: In ns since the epoch; the last event unless given. Nothing is known of the time after the last
+                event, unless the job is known to be alive; the time after the job's end is not counted.
             exclude: Stretches to leave out, as starts and ends in ns since the epoch.
-            ideal_step_time_s: What a step should take.
-            is_alive: Whether the job is known to be running at *end_ns*: what is in progress then goes on until there.
+            ideal_step_time_s: The time that a step should take.
+            is_alive: Whether the job is known to be running at *end_ns*: a step or span in progress then lasts until
+                there.
 
         Raises:
             ConfigError: if there is no such session.
@@ -212,10 +213,10 @@ class GoodputAccumulator(VersionedModel):
 
     def windows(self, length_s: float, *, session: str | None = None, **question: Any) -> list[GoodputResult]:
         """
-        Return the results for consecutive windows of *length_s*, the last one as long as there is time left.
+        Return the results for consecutive windows of *length_s*; the last one may be shorter.
 
         Args:
-            length_s: Of a window, in seconds.
+            length_s: The length of a window, in seconds.
             session: As for `result`.
             question: As for `result`.
 
@@ -233,7 +234,7 @@ class GoodputAccumulator(VersionedModel):
         self, *, session: str | None = None, start_ns: int = 0, end_ns: int = LATEST_NS
     ) -> Iterator[EndedStep]:
         """
-        Yield the steps that ended after *start_ns* and by *end_ns*, of each attempt those of its slowest rank.
+        Yield, for each attempt, the steps of its slowest rank that ended after *start_ns* and by *end_ns*.
 
         Raises:
             ConfigError: if there is no such session.
@@ -242,7 +243,7 @@ class GoodputAccumulator(VersionedModel):
             yield from account.steps(start_ns, end_ns)
 
     def lately(self, most_steps: int) -> list[LatestSteps]:
-        """Return the latest signs of life of each process, and its last steps, at most *most_steps*."""
+        """Return the latest signs of life of each process, and its last steps, at most *most_steps* of them."""
         found = []
         for process in self._processes.values():
             steps = islice(process.track.steps_backwards(LATEST_NS), most_steps)
@@ -252,7 +253,7 @@ class GoodputAccumulator(VersionedModel):
 
     def attempts(self, *, session: str | None = None) -> list[AttemptTimes]:
         """
-        Return what the time of each attempt was spent on, in their order; together that is the time of the session.
+        Return how the time of each attempt was spent, in their order; together they cover the session.
 
         Raises:
             ConfigError: if there is no such session.
@@ -287,7 +288,7 @@ class GoodputAccumulator(VersionedModel):
         return picture
 
     def merge(self, other: GoodputAccumulator) -> None:
-        """Take over what *other* knows of processes that are unknown here; it must not be used any more."""
+        """Take over the processes of *other* that are unknown here; *other* must not be used afterwards."""
         for source_id, process in other._processes.items():
             if source_id not in self._processes:
                 self._processes[source_id] = process
@@ -311,7 +312,7 @@ def _session_of(source: Source) -> str:
 
 
 MOST_STEPS: Final = 1_000
-"""Steps that one update holds at most."""
+"""The most steps in one update."""
 _MARGIN: Final = 2
 
 
@@ -326,7 +327,7 @@ def update_of(
         result: The answer for a whole session.
         at_ns: The time of the event, in ns since the epoch.
         windows_s: The lengths of the rolling windows, in seconds.
-        since_ns: Leave out the steps that ended by then; an earlier update has them.
+        since_ns: Steps that ended by then are left out; an earlier update has them.
     """
     last_step, efficiency = result.last_step, result.slice_efficiency
     return GoodputUpdated(
@@ -384,7 +385,7 @@ def _steps(model: GoodputAccumulator, result: GoodputResult, since_ns: int) -> d
 
 
 def _fresh(model: GoodputAccumulator, result: GoodputResult, since_ns: int) -> deque[EndedStep]:
-    """Return the latest steps that ended after *since_ns*, looking no further back than that takes."""
+    """Return the latest steps that ended after *since_ns*, without reading much further back than needed."""
     first_ns = max(since_ns, result.start_ns)
     length_ns = round(_MARGIN * MOST_STEPS * (result.step_time.p50_s or 0.0) * NS_PER_S)
     while True:
@@ -405,22 +406,22 @@ _MAIN: Final = "main"
 
 class GoodputMonitor(GoodputAccumulator):
     """
-    Publishes a `GoodputUpdated` on an interval, and whenever it is asked to.
+    Publishes a `GoodputUpdated` at an interval, and whenever `ask` is called.
 
     ::
 
         trackside.start("runs/", handlers=[GoodputMonitor(update_interval_s=60, windows_s=[600, 3600])])
 
-    It is the model and no more: it has no thread, no process and no clock, and time comes from the events, of which
-    a job has a heartbeat every second. So over a recorded log it publishes what it published in the job.
-    `trackside.start` subscribes one on rank 0, unless it is given another; of a job's other ranks it hears nothing.
+    It is only the model: it has no process, no clock and, except for *read_earlier*, no thread. Time comes from the
+    events; a job has a heartbeat every second. So over a recorded log it publishes the same as in the job.
+    `trackside.start` subscribes one on rank 0, unless it is given another; it gets no events of the other ranks.
 
     Args:
-        publish: Called with every update; `trackside.start` gives it its bus's unless given.
-        update_interval_s: Between two updates, in seconds.
+        publish: Called with every update; `trackside.start` sets it to its bus's unless given.
+        update_interval_s: The time between two updates, in seconds.
         windows_s: The lengths of rolling windows, in seconds.
-        read_earlier: Returns the events of earlier attempts. It is called once, with the first event, on a thread of
-            its own; until it is done the updates know of this attempt alone, and say so.
+        read_earlier: Returns the events of earlier attempts. It is called once, at the first event, on a thread of
+            its own; until it is done the updates cover this attempt alone, and report this as a problem.
         validation_is_productive: As for `GoodputAccumulator`.
         ideal_step_time_s: As for `GoodputAccumulator`.
 
@@ -429,7 +430,7 @@ class GoodputMonitor(GoodputAccumulator):
     """
 
     stands_for: ClassVar[tuple[str, ...]] = ("GoodputAccumulator",)
-    """The models whose state its own is as well, for viewers that ask for these."""
+    """Models with the same state: viewers that ask for them may get this one's."""
 
     def __init__(
         self,
@@ -461,7 +462,7 @@ class GoodputMonitor(GoodputAccumulator):
         """The earlier attempts that were read and are not part of the model yet."""
 
     def _consume(self, event: Event) -> None:
-        """Learn from *event*, and publish an update if it is time."""
+        """Read one event, and publish an update if it is due."""
         super()._consume(event)
         at_ns = event.at_ns
         if type(at_ns) is int and self._due_ns <= at_ns < LATEST_NS and self._is_due_to(event):
@@ -469,9 +470,9 @@ class GoodputMonitor(GoodputAccumulator):
 
     def ask(self, now_ns: int) -> None:
         """
-        Have an update published with the next heartbeat after *now_ns*, in ns since the epoch; from any thread.
+        Publish an update at the next heartbeat after *now_ns*, in ns since the epoch; called from any thread.
 
-        So it covers everything that was published before, which may be on its way still.
+        So the update covers all events published before, which may still be on their way.
         """
         self._asked_ns = now_ns
         self._due_ns = 0
@@ -487,7 +488,7 @@ class GoodputMonitor(GoodputAccumulator):
 
     def _update(self, at_ns: int) -> None:
         self._due_ns = min(at_ns + self._interval_ns, LATEST_NS)
-        if self._asked_ns is not None:  # in this very moment
+        if self._asked_ns is not None:  # `ask` was called in this moment
             self._due_ns = 0
         if self.read_earlier is not None:
             read, self.read_earlier = self.read_earlier, None
@@ -503,7 +504,7 @@ class GoodputMonitor(GoodputAccumulator):
             if not result.elapsed_s or result.end_ns <= since_ns:
                 continue
             update = update_of(self, result, at_ns=at_ns, windows_s=self._windows_s, since_ns=since_ns)
-            update.problems.pop(Problem.NO_GOOD_END, None)  # it is alive: this is being said
+            update.problems.pop(Problem.NO_GOOD_END, None)  # it is alive, since it publishes
             if self._is_reading:
                 update.problems[Problem.EARLIER_UNREAD] = 1
             publish(update)
@@ -520,12 +521,12 @@ class GoodputMonitor(GoodputAccumulator):
             return
 
     def _read(self, read: Callable[[], Iterable[Event]]) -> None:
-        """Learn from earlier attempts, beside what goes on."""
+        """Read the earlier attempts, while the model reads the present one."""
         earlier = GoodputAccumulator()
         try:
             for event in read():
                 earlier(event)
-        except Exception:  # whatever could not be read, the rest counts, and the update says that not all is there
+        except Exception:  # the events read so far count, and updates report that some are missing
             self._earlier = earlier
         else:
             self._earlier = earlier
@@ -534,5 +535,5 @@ class GoodputMonitor(GoodputAccumulator):
     def _take_over(self, earlier: GoodputAccumulator) -> None:
         for session in earlier.sessions():
             end_ns = earlier.result(session=session).end_ns
-            self._updated_ns[session] = max(end_ns, self._updated_ns.get(session, 0))  # an update of then has its steps
+            self._updated_ns[session] = max(end_ns, self._updated_ns.get(session, 0))  # earlier updates have its steps
         self.merge(earlier)

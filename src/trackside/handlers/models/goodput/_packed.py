@@ -1,11 +1,12 @@
 """
-The past of a process put away compactly: blocks of slices, and counts of steps by their length.
+The past of a process in compact form: blocks of slices, and counts of steps by their length.
 
-A slice is (start, end, code, step number); slices are disjoint and in order. Most columns of a block hold numbers
-that differ little, so each is kept as what it exceeds its least by, in as many bytes as the greatest needs.
+A slice is (start, end, code, step number); slices are disjoint and in order. Most columns of a block hold numbers that
+differ little. So a column is stored as its least number, and the differences from it in as many bytes as the greatest
+needs.
 
-Many lengths are counted in buckets, 128 to a doubling, so that a percentile is known within 0.4 %; each bucket keeps
-the sum of its lengths, so that a mean is exact.
+Many lengths are counted in buckets, 128 to a doubling, so a percentile is known within 0.4 %; each bucket keeps the
+sum of its lengths, so a mean is exact.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from trackside.handlers.models.goodput._buckets import (
 )
 
 MOST_EXACT: Final = 4096
-"""Steps of a session up to which each length is counted by itself."""
+"""The most steps of a session for which each length is counted by itself."""
 _BITS: Final = 7
 
 
@@ -64,7 +65,7 @@ class Lengths:
 
     @classmethod
     def each(cls, lengths: Iterable[int]) -> Lengths:
-        """Return counts of *lengths* with a bucket for each of them: exact, and not to be merged with others."""
+        """Return counts of *lengths* with a bucket for each of them: they are exact, but must not be merged."""
         exact = cls()
         exact._buckets = {length: (n, n * length) for length, n in Counter(lengths).items()}
         exact.count = sum(n for n, _ in exact._buckets.values())
@@ -78,18 +79,18 @@ class Lengths:
         ordered = sorted(lengths)
         place = 0
         while place < len(ordered):
-            # By bucket, not one by one: the steps of a job are much alike.
+            # The steps of a job are much alike, so they are counted by bucket and not one by one.
             bucket = _bucket(ordered[place])
             end = bisect_right(ordered, _upper(bucket), lo=place)
             self._put(bucket, sign * (end - place), sign * sum(ordered[place:end]))
             place = end
 
     def remove(self, lengths: Sequence[int]) -> None:
-        """Count *lengths*, which were counted, no more."""
+        """Remove *lengths*, which were counted before."""
         self.add(lengths, sign=-1)
 
     def merge(self, other: Lengths, sign: int = 1) -> None:
-        """Count what *other* counts; or no more."""
+        """Add the counts of *other*, or remove them if *sign* is -1."""
         for bucket, (count, total) in other._buckets.items():
             self._put(bucket, sign * count, sign * total)
 
@@ -103,18 +104,18 @@ class Lengths:
         self.total += total
 
     def copy(self) -> Lengths:
-        """Return another one that counts the same."""
+        """Return a copy of the counts."""
         copy = Lengths()
         copy._buckets.update(self._buckets)
         copy.count, copy.total = self.count, self.total
         return copy
 
     def ordered(self) -> list[tuple[float, int]]:
-        """Return the mean length of each bucket and how many it has, the shortest first."""
+        """Return the mean length and the count of each bucket, the shortest first."""
         return [(total / count, count) for _, (count, total) in sorted(self._buckets.items())]
 
     def beyond(self, limit: int) -> int:
-        """Return by how much the lengths exceed *limit*, all together."""
+        """Return the total by which the lengths exceed *limit*."""
         return sum(max(0, total - count * limit) for count, total in self._buckets.values())
 
 
@@ -127,21 +128,21 @@ Columns: TypeAlias = "Sequence[Sequence[int]]"
 _WORD: Final = 8
 _QUICKLY: Final = 1
 _MOST_SLICES: Final = 1 << 24
-"""Far more than a block has, a step with a million slices included; a block that says more is none."""
+"""Far more than a block has, even with a step of a million slices; a block with more is refused."""
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
 _OWN_TIME: Final = STEP << KIND_SHIFT
-"""The code of a step's own time under that mask, if the step counts as a sample."""
+"""The code of a step's own time under `_KIND_AND_QUALITY`, if the step counts as a sample."""
 
 
 class AlikeSteps(NamedTuple):
-    """Steps that all look the same: so and so many slices each, which are the step's from a place to another."""
+    """The common pattern of steps: each has *period* slices, of which those from *first* to *last* are in the step."""
 
     period: int
-    """Slices until the same codes come again."""
+    """The number of slices until the same codes come again."""
     first: int
-    """The place of the step's first slice among them."""
+    """The index of the step's first slice among them."""
     last: int
-    """The place after the step's last one."""
+    """The index after the step's last slice."""
 
 
 class SliceSums:
@@ -151,12 +152,12 @@ class SliceSums:
 
     def __init__(self, slices: Iterable[Slice] = ()) -> None:
         self.sums: dict[int, int] = {}
-        """Nanoseconds by code, `FIRST` aside."""
+        """Nanoseconds by code without `FIRST`."""
         self._nets: list[int] = []
         self._wasted: list[int] = []
         self._counted: tuple[Lengths, Lengths] | None = None
         """The steps that were counted for `count_into`, and those of them that were done again."""
-        # Of the step that may go on.
+        # These three describe the step that may continue.
         self._net = self._lost = self._step_end = 0
         self.add(slices)
 
@@ -172,14 +173,14 @@ class SliceSums:
                     self._keep(net)
                 net, self._lost = 0, code & WASTED
             elif start != step_end or not code & INSIDE:
-                continue  # it belongs to no step that begins here
+                continue  # it belongs to no step that began in these slices
             step_end = end
             if code & _KIND_AND_QUALITY == _OWN_TIME:
                 net += length
         self._net, self._step_end = net, step_end
 
     def add_whole_steps(self, starts: Sequence[int], ends: Sequence[int]) -> None:
-        """Add what `add` would of slices from *starts* to *ends*, each of which is a whole step."""
+        """Add slices from *starts* to *ends*, each of which is a whole step, with the result of `add`."""
         lengths = list(map(sub, ends, starts))
         if not lengths:
             return
@@ -196,7 +197,7 @@ class SliceSums:
             self._wasted.append(net)
 
     def add_alike(self, lengths: Sequence[int], codes: Sequence[int], steps: AlikeSteps) -> None:
-        """Add what `add` would of slices of these *lengths* and *codes* that are *steps*, after nothing else."""
+        """Add slices of these *lengths* and *codes* that are *steps*, with the result of `add`; nothing came before."""
         period, first, last = steps
         for place, code in enumerate(codes[:period]):
             key = code & ~FIRST
@@ -207,7 +208,7 @@ class SliceSums:
 
     @property
     def nets(self) -> list[int]:
-        """Of each step that counts as a sample, the time of its own, in ns; none is zero."""
+        """The own time, in ns, of each step that counts as a sample; none is zero."""
         return [*self._nets, self._net] if self._net else self._nets
 
     @property
@@ -216,7 +217,7 @@ class SliceSums:
         return [*self._wasted, self._net] if self._net and self._lost else self._wasted
 
     def count_into(self, lengths: Lengths, wasted: Lengths) -> None:
-        """Count `nets` and `wasted`; what was counted the last time is not counted one by one again."""
+        """Count `nets` and `wasted`; those of the last call are added as counts, not one by one."""
         if self._counted is None:
             self._counted = Lengths(), Lengths()
         for counted, nets, total in zip(self._counted, (self._nets, self._wasted), (lengths, wasted), strict=True):
@@ -228,7 +229,7 @@ class SliceSums:
 
 
 def steps_of(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield the slices of each step: the one with which it begins, and what follows without a gap."""
+    """Yield the slices of each step: its first slice, and those of it that follow without a gap."""
     step: list[Slice] = []
     for item in slices:
         if step and (item[2] & (FIRST | INSIDE) != INSIDE or item[0] != step[-1][1]):
@@ -242,13 +243,13 @@ def steps_of(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
 
 @attrs.frozen(eq=False)
 class Block:
-    """A run of slices, packed. No step lies in two blocks."""
+    """A packed sequence of slices. No step lies in two blocks."""
 
     start: int
     end: int
     count: int
     sums: dict[int, int]
-    """Nanoseconds by code, `FIRST` aside."""
+    """Nanoseconds by code without `FIRST`."""
     samples: int
     """Steps with time of their own."""
     last_step: int
@@ -256,12 +257,12 @@ class Block:
     base: int
     """The value from which the steps' distances start."""
     shape: tuple[tuple[int, int], ...]
-    """Of each column its least number, and the bytes that the others need beyond it."""
+    """For each column, its least number, and the number of bytes for each difference from it."""
     data: bytes
     """
-    The columns: gaps before slices, lengths, codes, and by how much each step's number exceeds the one before.
+    The columns: gaps before slices, lengths, codes, and the difference of each step's number from the previous one.
 
-    If they are fewer bytes than that makes, they are compressed.
+    They are compressed if they have fewer bytes than *count* and *shape* give.
     """
 
     @classmethod
@@ -271,10 +272,10 @@ class Block:
 
         Args:
             columns: Their starts, ends, codes and numbers; at least one.
-            last_step: That of the block before.
+            last_step: The last step of the block before.
 
         Returns:
-            The block, and what it adds up to.
+            The block, and its sums.
         """
         starts, ends, codes, numbers = columns
         lengths = list(map(sub, ends, starts))
@@ -329,10 +330,10 @@ class Block:
     @classmethod
     def load(cls, data: Sequence[Any]) -> tuple[Block, SliceSums]:
         """
-        Return the block that `dump` wrote, and what it adds up to.
+        Return the block that `dump` wrote, and its sums.
 
         Raises:
-            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+            ValueError: if *data* is anything else; values of other types may raise other exceptions.
         """
         start, count, last_step, base = map(operator.index, data[:4])
         shape, planes = data[4:]
@@ -349,7 +350,7 @@ class Block:
 
 
 def _inflated(data: bytes, size: int) -> bytes:
-    """Return the *size* bytes that *data* was made of, and never more."""
+    """Decompress *data* into exactly *size* bytes, never into more."""
     inflater = zlib.decompressobj()
     try:
         found = inflater.decompress(data, size)
@@ -362,9 +363,9 @@ def _inflated(data: bytes, size: int) -> bytes:
 
 def _pack(numbers: Sequence[int]) -> tuple[int, bytes]:
     """
-    Return the least of *numbers*, and by what the others exceed it.
+    Return the least of *numbers*, and the bytes of the differences from it.
 
-    That is the lowest bytes of all of them, then the next ones, and so on, as far as any has one.
+    The lowest bytes of all differences come first, then the next bytes, and so on, up to the highest byte in use.
     """
     least = min(numbers)
     width = ((max(numbers) - least).bit_length() + 7) // 8
@@ -409,7 +410,7 @@ def _distances(slices: Sequence[Slice], last_step: int) -> tuple[int, int, list[
 
 
 def _alike(gaps: Sequence[int], codes: Sequence[int]) -> AlikeSteps | None:
-    """Return how slices are steps, each in the same way; None if they are not, or were done again."""
+    """Return the common pattern of the steps; None if there is none, or the steps were done again."""
     period = codes.index(codes[0], 1) if codes.count(codes[0]) > 1 else 0
     if not period or len(codes) % period or codes[period:] != codes[:-period]:
         return None
@@ -447,14 +448,14 @@ _end, _last_step = attrgetter("end"), attrgetter("last_step")
 
 class Archive:
     """
-    Blocks in order; what they add up to is known without looking into them.
+    Blocks in order; their sums are known without unpacking them.
 
     Attributes:
         sums: Nanoseconds by code.
-        samples: Steps with time of their own.
-        first_nets: How long each of the first `MOST_EXACT` of those took, and perhaps of a few more.
-        lengths: How long those took.
-        wasted: How long those of them took that the process did again.
+        samples: The number of steps with own time.
+        first_nets: The own time of each of the first `MOST_EXACT` of these steps, and perhaps of a few more.
+        lengths: The own times of these steps.
+        wasted: The own times of those of them that the process did again.
     """
 
     __slots__ = ("_blocks", "_marks", "first_nets", "lengths", "samples", "sums", "wasted")
@@ -486,7 +487,7 @@ class Archive:
         return self._blocks[-1].last_step if self._blocks else NO_STEP
 
     def pack(self, columns: Columns) -> None:
-        """Add slices, of which there is at least one, as a block."""
+        """Add one slice or more as a block."""
         self._keep(*Block.of(columns, self.last_step))
 
     def _keep(self, block: Block, summed: SliceSums) -> None:
@@ -501,7 +502,7 @@ class Archive:
             self._marks.append(self.before(len(self._blocks)))
 
     def unpack(self) -> list[Slice]:
-        """Take off the last block and return its slices."""
+        """Remove the last block and return its slices."""
         if len(self._blocks) % MARK == 0:
             self._marks.pop()
         block = self._blocks.pop()
@@ -524,11 +525,11 @@ class Archive:
         return sums, samples
 
     def place_of(self, moment: int) -> int:
-        """Return the place of the first block that ends after *moment*; the number of blocks if none does."""
+        """Return the index of the first block that ends after *moment*; the number of blocks if none does."""
         return bisect_right(self._blocks, moment, key=_end)
 
     def place_of_step(self, number: int, since: int) -> int:
-        """Return the place of the first block that ends after *since* and has the step *number* or a later one."""
+        """Return the index of the first block that ends after *since* and has the step *number* or a later one."""
         return bisect_left(self._blocks, number, lo=self.place_of(since), key=_last_step)
 
     def slices(self, place: int) -> list[Slice]:
@@ -550,7 +551,7 @@ class Archive:
         Return the archive that `dump` wrote.
 
         Raises:
-            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+            ValueError: if *data* is anything else; values of other types may raise other exceptions.
         """
         archive = cls()
         for item in data:

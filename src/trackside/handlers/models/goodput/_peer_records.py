@@ -1,9 +1,9 @@
 """
 ml-goodput-measurement's records, read as events.
 
-Its format knows points in time only, in seconds, no ends of steps, one writer and no attempts. An attempt is what
-begins with a job start; where one is missing, as at the beginning of a log that was cut, it begins with the first
-record, with an initialization after steps, or with a step that was done before.
+Its format has only points in time, in seconds: it has no ends of steps, one writer and no attempts. An attempt begins
+with a job start. Without one, for example at the beginning of a log that was cut, it begins with the first record, with
+an initialization after steps, or with a step that was done before.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from trackside.handlers.models.goodput._buckets import (
 )
 
 _MOST: Final = 1 << 62
-"""Whole numbers from here on are none that were counted; JSON has integers of any size, events have not."""
+"""Integers from here on are not accepted as counts: JSON has integers of any size, but events have not."""
 _STEP_KEYS: Final = 3
 """The job's name, the step and its start."""
 _MOST_RECORD_CHARS: Final = 200
-"""Characters that are kept of a record that could not be used."""
+"""The most characters that are kept of a record that could not be used."""
 
 _NO_TIME: Final = "a record whose time is no number of seconds since the epoch"
 _NO_RECORD: Final = "a record that is no object"
@@ -53,7 +53,7 @@ _NO_PLACE: Final = "a checkpoint record without a start and a duration"
 
 _EARLIEST_S: Final = 946_684_800.0
 _LATEST_S: Final = 4e9
-"""The years 2000 and 2096. A clock that was never set says 1970, and such a record would make the job decades long."""
+"""The years 2000 and 2096. A clock that was never set shows 1970, and such a record would make the job decades long."""
 
 _SPANS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "tpu_init": (span_names.DISTRIBUTED_INIT, {}),
@@ -63,7 +63,7 @@ _SPANS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 _TYPED: Final = {"custom_badput_event": "custom_badput_event_type", "elastic_wait": "elastic_wait_event_type"}
 _BESIDE_STEPS: Final = {span_names.THREAD: "loader"}
-"""Of a load that steps do not wait for: it is not on the training thread."""
+"""The attributes of a load that steps do not wait for: it is not on the training thread."""
 _INITIALIZING: Final = ("tpu_init", "training_prep")
 _POINTS: Final = {f"{what}_{end}_time": (what, end) for what in (*_SPANS, *_TYPED) for end in ("start", "end")}
 _CHECKPOINTS: Final = {
@@ -92,12 +92,12 @@ _start_ns: Final = operator.attrgetter("start_ns")
 
 
 class _BadTimeError(Exception):
-    """A record's time is none."""
+    """A record's time is invalid."""
 
 
 @attrs.frozen
 class _PairStart:
-    """A pair of which the start was read."""
+    """A pair of a start and an end, of which only the start was read."""
 
     id: int
     start_ns: int
@@ -116,7 +116,7 @@ class _RecordedAttempt:
 
 
 class _RecordedJob:
-    """One job name's records so far."""
+    """The records of one job name so far."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -139,7 +139,7 @@ class _RecordedJob:
         self._now = _RecordedAttempt(source, at_ns)
         self.attempts.append(self._now)
         self.last_step, self.is_running = -1, True
-        # Spans that were cut off have no end any more; a wait for slices goes on.
+        # Open spans get no end any more, except that elastic ones continue.
         self.open = {key: span for key, span in self.open.items() if key[0].startswith("elastic")}
         yield self.stamp(SourceStarted(at_ns=at_ns, span_id=0, step=-1, identity=source.to_wire()))
         unplaced, self._unplaced = self._unplaced, []
@@ -147,14 +147,14 @@ class _RecordedJob:
             yield from self.fault(problem, record)
 
     def after(self, before: _RecordedJob) -> _RecordedJob:
-        """Take over what was wrong with records that named no job yet."""
+        """Take over the faults of records that named no job yet."""
         if not before.attempts:
             self._unplaced += before._unplaced
             before._unplaced = []
         return self
 
     def fault(self, problem: str, record: object) -> Iterator[Event]:
-        """Yield an event for the fault of *record*; before the first attempt it waits for the start of that."""
+        """Yield an event for the fault of *record*; before the first attempt, keep it until that begins."""
         if not self.attempts:
             self._unplaced.append((problem, record))
         else:
@@ -184,7 +184,7 @@ class _RecordedJob:
         return _stamped(event, self._attempt_at(at_ns))
 
     def _attempt_at(self, at_ns: int) -> _RecordedAttempt:
-        """Return the attempt that was there at *at_ns*: a record may come late."""
+        """Return the attempt that was running at *at_ns*: a record may come late."""
         if at_ns >= self._now.start_ns:
             return self._now
         return self.attempts[max(0, bisect.bisect_right(self.attempts, at_ns, key=_start_ns) - 1)]
@@ -199,9 +199,9 @@ def _stamped(event: Event, attempt: _RecordedAttempt) -> Event:
 
 def read_payloads(payloads: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
     """
-    Yield ml-goodput-measurement's records as events, each job name's as a session of its own.
+    Yield ml-goodput-measurement's records as events; each job name is a session of its own.
 
-    Elastic records and Orbax's, which are in the same log, are read too. What is wrong becomes a `RecordFaulted`.
+    Elastic records and Orbax's, which are in the same log, are read too. Each fault becomes a `RecordFaulted`.
 
     Args:
         payloads: The records' payloads, in the order of the log.
@@ -210,7 +210,7 @@ def read_payloads(payloads: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
 
 
 class PayloadReader:
-    """Does what `read_payloads` does, of a log that comes piece by piece."""
+    """Reads records like `read_payloads`, from a log that comes piece by piece."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _RecordedJob] = {}
@@ -248,7 +248,7 @@ class PayloadReader:
 
 
 def _read(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of any one record."""
+    """Yield the events of one record of any kind."""
     if "event_type" in payload:
         yield from _checkpoint(job, payload)
         return
@@ -283,7 +283,7 @@ def _time_of(payload: Mapping[str, Any], points: Iterable[str]) -> int | None:
 
 
 def _ns(seconds: Any) -> int:
-    # Microseconds are what these times were made of; as floats they are off by a quarter of one at most.
+    # These times were made from microseconds; as floats they are off by at most a quarter of a microsecond.
     if type(seconds) not in (int, float) or not _EARLIEST_S < seconds < _LATEST_S:
         raise _BadTimeError
     return int(round(seconds * 1e6) * 1000)
@@ -340,7 +340,7 @@ def _point(job: _RecordedJob, payload: Mapping[str, Any], what: str, end: str, a
     elif span is None:
         yield from job.fault(_NO_START, payload)
     elif is_loading:
-        # The peer's meaning: once steps have begun, a load goes on beside them, and their time stays productive.
+        # The peer's meaning: once steps have begun, data is loaded beside them, and their time stays productive.
         beside = attrs.evolve(span, attributes=_BESIDE_STEPS) if job.last_step >= 0 else span
         yield job.ended(ProfileSpanEnded, beside, at_ns)
     else:

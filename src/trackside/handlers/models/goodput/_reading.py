@@ -1,4 +1,4 @@
-"""The reading of a process's events: what each one changes in what is known of the process."""
+"""The reading of a process's events: each event changes the known state of the process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from trackside.handlers.models.liveness import LifeSigns
 
 NEVER: Final = -1
 LATEST_NS: Final = 1 << 62
-"""No time is this late: the year 2116."""
+"""Times from here on, in the year 2116, are impossible."""
 
 
 @attrs.frozen
@@ -75,29 +75,29 @@ class ProcessState:
     The state of one process, as far as its events show it.
 
     Attributes:
-        source: Who it is.
-        start: When it began, in ns since the epoch; `NEVER` as long as nothing is known of it.
+        source: Its identity.
+        start: The time when it began, in ns since the epoch; `NEVER` as long as nothing is known of it.
         last: Its last proven activity.
-        version: Events that were read of it; it changes whenever anything else does.
+        version: The number of its events that were read; it changes whenever anything else does.
         next_seq: The lowest number that its next event can have.
-        end_reason: Why it ended, as it said; None if it did not end.
-        heartbeat_interval_ns: As its heartbeats say; None if there was none.
-        track: What its training thread did.
-        beside: What it loaded in the background.
+        end_reason: The reason that it gave for its end; None if it did not end.
+        heartbeat_interval_ns: As in its heartbeats; None if there was none.
+        track: The time of its training thread.
+        beside: The time of its data loading in the background.
         open_spans: By id.
         customs: The types of its custom badput, in order of appearance.
         first_step: The lowest step it trained from; `NO_STEP` if it trained none.
-        laps: How often its steps began anew without a checkpoint being loaded.
-        restored_step: The step of the last checkpoint it loaded; `NO_STEP` if it said none.
+        laps: The number of times that its steps began anew without a checkpoint being loaded.
+        restored_step: The step of the last checkpoint it loaded; `NO_STEP` if none was given.
         is_restored: Whether it loaded a checkpoint since its last step.
-        started_step: The number of the step that it said has begun.
-        started_at: When that was; `NEVER` if it ended since.
-        started_restored: Whether a checkpoint was loaded between it and the step before.
-        seen_open: The step or the loading that its last heartbeat was within.
-        last_iteration_id: Of the last iteration that ended.
+        started_step: The number of the last step whose start was reported.
+        started_at: The start of that step; `NEVER` if it has ended.
+        started_restored: Whether a checkpoint was loaded between that step and the previous one.
+        seen_open: The step or the data loading that was open at its last heartbeat.
+        last_iteration_id: The span id of the last iteration that ended.
         trains_in: The thread of its training loop; None if that is the main one.
         slices: Time, active, total and available slices at each change.
-        problems: What was wrong with its events, and how often.
+        problems: The problems of its events, and how often each occurred.
     """
 
     __slots__ = (
@@ -149,12 +149,12 @@ class ProcessState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it said that it was done."""
+        """Whether it reported its end."""
         return self.end_reason is not None
 
     @property
     def signs(self) -> LifeSigns:
-        """The signs of its life, for `liveness`."""
+        """Its signs of life, for `liveness`."""
         return LifeSigns(
             last_ns=None if self.last == NEVER else self.last,
             heartbeat_interval_ns=self.heartbeat_interval_ns,
@@ -181,11 +181,11 @@ class ProcessState:
         return sorted(found, key=lambda span: -span.start)
 
     def begin_by(self, start: int) -> None:
-        """Note that it was there at *start*."""
+        """Record that the process had begun by *start*."""
         self.start = min(self.start, start)
 
     def stretch(self, end: int, duration: int) -> int | None:
-        """Return the start of what ended at *end*, or None if that cannot be."""
+        """Return the start of a span that ended at *end*; if it is impossible, count a problem and return None."""
         start = operator.index(end - duration)
         if duration < 0 or start <= 0:
             self.problems[Problem.IMPOSSIBLE_TIME] += 1
@@ -193,7 +193,7 @@ class ProcessState:
         return start
 
     def custom(self, name: str) -> int:
-        """Return the kind that custom badput of type *name* is."""
+        """Return the kind of custom badput of type *name*."""
         place = self._places.get(name)
         if place is None:
             place = self._places[name] = len(self.customs)
@@ -201,7 +201,7 @@ class ProcessState:
         return FIRST_CUSTOM + place
 
     def end_children(self, span_id: int, at_ns: int) -> None:
-        """Close what is still open within a span that ended: its end was lost."""
+        """Close the spans that are still open within a span that ended: their ends were lost."""
         if span_id:
             self.close([number for number, span in self.open_spans.items() if span.parent_id == span_id], at_ns)
 
@@ -214,7 +214,7 @@ class ProcessState:
                 self.track.add(span.start, at_ns, span.kind << KIND_SHIFT)
 
     def end_step(self, number: int, start: int, end: int, flags: int) -> None:
-        """Note that a step ended whose start and end are known; -1 for the number if that is not."""
+        """Record the end of a step with a known start and end; its *number* is -1 if not known."""
         if self.started_at != NEVER:
             self.is_restored = self.is_restored or self.started_restored
             self.started_at = NEVER
@@ -241,7 +241,7 @@ class ProcessState:
         self.is_restored = False
 
     def _go_back(self, number: int, start: int) -> None:
-        """Train from a lower step on: from a checkpoint, or because the steps are counted anew, as in each epoch."""
+        """Continue at a lower step: from a checkpoint, or because steps are counted anew, for example in each epoch."""
         if self.is_restored:
             self.track.mark_redone_from(number)
             if not self.laps:
@@ -253,7 +253,7 @@ class ProcessState:
             self.track.last_step = NO_STEP
 
     def mend(self) -> None:
-        """Drop what was kept of an event with values of the wrong type."""
+        """Remove the stored part of an event with values of the wrong type."""
         self.problems[Problem.MALFORMED] += 1
         self.track.mend()
         self.beside.mend()
@@ -284,7 +284,7 @@ class ProcessState:
         Return the process that `dump` wrote.
 
         Raises:
-            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+            ValueError: if *data* is anything else; values of other types may raise other exceptions.
         """
         process = cls(Source.from_wire(data["source"]))
         process.start, process.last = map(operator.index, data["times"])
@@ -340,10 +340,10 @@ _OF_STEP: Final = frozenset(
 
 def read_event(process: ProcessState, event: Event, read: Reader | None) -> None:
     """
-    Learn from *event*.
+    Update *process* from *event*.
 
     Args:
-        process: Who published it.
+        process: The process that published it.
         event: The next one of its events.
         read: The entry of `READERS` for it.
     """
@@ -374,7 +374,7 @@ def read_event(process: ProcessState, event: Event, read: Reader | None) -> None
 
 
 def skip(process: ProcessState, event: Event) -> None:
-    """Learn nothing from an event that was derived from others."""
+    """Ignore a derived event."""
 
 
 def _on_source_started(process: ProcessState, event: SourceStarted) -> None:
@@ -385,7 +385,7 @@ def _on_source_ended(process: ProcessState, event: SourceEnded) -> None:
     process.end_reason = str(event.reason)
     start, process.started_at, process.seen_open = process.started_at, NEVER, None
     if NEVER != start < event.at_ns:
-        # The end of the last step is not recorded; a process that comes to a good end has done it.
+        # The end of the last step is not recorded; a process that reports its end has completed it.
         process.is_restored = process.started_restored
         process.complete(process.started_step, start, event.at_ns, UNSAMPLED)
     process.close(list(process.open_spans), event.at_ns)
@@ -422,7 +422,7 @@ def _on_span_ended(process: ProcessState, event: SpanEnded) -> None:
         return
     kind = _kind(process, event)
     if kind is None or kind > LAST_ELASTIC:
-        # A wait for slices may have begun before this process did; nothing else has.
+        # Only a wait for slices may have begun before this process.
         process.begin_by(start)
     if kind is None or start == end:
         return
@@ -494,7 +494,7 @@ def _on_heartbeat(process: ProcessState, event: Heartbeat) -> None:
     if number == process.last_iteration_id or not track.step_end <= start <= event.at_ns:
         return  # the span ended while the heartbeat was on its way
     if name in _OF_STEP:
-        # The innermost span changes as the step goes on; the step began with the first one seen.
+        # The innermost span changes during the step; the step began with the first one seen.
         process.seen_open = seen if isinstance(seen, UnendedStep) else UnendedStep(track.last_step + 1, start)
     elif name == span_names.DATA_LOADING and start >= track.top:
         process.seen_open = UnendedSpan(start, LOADING, 0)
@@ -536,35 +536,35 @@ READERS: Final[dict[type[Event], Reader]] = {
 
 _BROKEN: Final = (TypeError, ValueError, AttributeError, LookupError)
 _USUAL_SPANS: Final = frozenset((SpanEnded, IterationSpanEnded, ProfileSpanEnded))
-"""By their very class: a class that was derived from one may have another meaning."""
+"""Exactly these classes: a subclass may have another meaning."""
 _MAIN: Final = "main"
 _TRAINING: Final = "training"
 _LOADED: Final = LOADING << KIND_SHIFT
 _TIMED: Final = frozenset((*BY_NAME, span_names.TRAINING_ITERATION))
-"""The spans that say something about time."""
+"""The spans whose time has a kind."""
 
 
 def read_usual(
     process: ProcessState, source: Source | None, events: Iterator[Event], before: int = LATEST_NS
 ) -> Event | None:
     """
-    Learn from *events* as long as they are usual, as `read_event` would, at a half to a third of its cost.
+    Read *events* like `read_event` as long as they are usual, at a half to a third of its cost.
 
-    Usual is an event in its turn, within the life of a process in which no span is open, that is
+    A usual event comes in order, within the life of a process in which no span is open, and is
 
-    - the end of a span that says nothing about time, or is a loading of data;
-    - the end of a training iteration that did not fail, has the number of the one before or a higher one, and began
-      after that ended, with at most a loading of data within it;
-    - the start of a step after that of the one before, with a higher number and nothing in between.
+    - the end of a span whose time has no kind, or of a loading of data;
+    - the end of a training iteration that did not fail, has the number of the previous one or a higher one, and began
+      after that ended, with at most one loading of data within it;
+    - the start of a step after the start of the previous step, with a higher number and nothing in between.
 
     Args:
-        process: Whose turn it is.
-        source: Who that is.
-        events: The next ones, perhaps another process's.
+        process: The process whose events are expected.
+        source: The source of that process.
+        events: The next events, perhaps another process's.
         before: An event at or after this time, in ns since the epoch, is not usual.
 
     Returns:
-        The first event that is not usual, from which nothing was learnt; None if there was none.
+        The first event that is not usual, which was not read; None if there is none.
     """
     begin, last, next_seq, version = process.start, process.last, process.next_seq, process.version
     if begin <= 0 or process.open_spans or process.seen_open is not None:
@@ -639,6 +639,6 @@ def read_usual(
         else:
             event = None
     except _BROKEN:
-        pass  # what has a value of the wrong type is not usual
+        pass  # an event with a value of the wrong type is not usual
     process.last, process.next_seq, process.version = last, next_seq, version
     return event  # type: ignore[no-any-return]  # it is one

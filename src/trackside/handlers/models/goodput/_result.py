@@ -29,16 +29,16 @@ from trackside.handlers.models.liveness import liveness
 
 NS_PER_S: Final = 10**9
 _MAD_FACTOR: Final = 3
-"""A step is slow beyond the median and so many median absolute deviations; the peer's rule, without its 1 s floor."""
+"""A step is slow beyond the median plus this many median absolute deviations; the peer's rule without its 1 s floor."""
 
 
 @attrs.frozen
 class StepTimes:
-    """The lengths of steps, each without the time that went into other buckets; in seconds."""
+    """The lengths of steps, each without the time in other buckets; in seconds."""
 
     count: int
     ideal_s: float | None
-    """The configured one, else the mean of all steps but the slow ones; None if there are no steps."""
+    """The configured ideal, else the mean of all steps except the slow ones; None if there are no steps."""
     p50_s: float | None
     p90_s: float | None
     p99_s: float | None
@@ -48,19 +48,19 @@ class StepTimes:
     deviation_p90_s: float | None
     deviation_p99_s: float | None
     slow_from_s: float | None
-    """A step longer than this is slow: the median and three median absolute deviations."""
+    """A step longer than this is slow: the median plus three median absolute deviations."""
     slow_steps: int
     degraded_s: float
     """Productive time that steps took beyond the ideal."""
     open_step: int | None = None
-    """The step in progress at the end of the stretch; None if none is known of."""
+    """The step in progress at the end of the stretch; None if none is known."""
     open_s: float = 0.0
-    """For how long it has been in progress: in a hang this grows."""
+    """Its productive time by then, in seconds: in a hang this grows."""
 
 
 @attrs.frozen
 class RankTimes:
-    """One rank's time, by what it was spent on."""
+    """One rank's time, by bucket."""
 
     rank: int
     elapsed_s: float
@@ -72,7 +72,7 @@ class RankTimes:
 
 @attrs.frozen
 class Slowest:
-    """The largest cause of waiting: the bucket in which a slowest rank lost more than the fastest of its attempt."""
+    """The largest cause of waiting: the bucket in which a slowest rank lost most against its attempt's fastest."""
 
     rank: int
     bucket: str
@@ -84,15 +84,15 @@ class SliceEfficiency:
     """Shares of the slices of an elastic job, over time; 0 to 1. Before the first count they are 0."""
 
     stepping: float
-    """Of active slices."""
+    """The share of active slices."""
     available: float
-    """Of available slices."""
+    """The share of available slices."""
 
 
 @attrs.frozen
 class GoodputResult:
     """
-    A stretch of a session's time, by what it was spent on.
+    A stretch of a session's time, by bucket.
 
     `productive_s` and all of `badput_s` add up to `elapsed_s`.
     """
@@ -102,19 +102,19 @@ class GoodputResult:
     """The beginning of the stretch, in ns since the epoch."""
     end_ns: int
     elapsed_s: float
-    """Its length, less what is excluded."""
+    """Its length without the excluded time."""
     productive_s: float
     goodput: float | None
     """`productive_s` / `elapsed_s`; None if no time has elapsed."""
     effective_goodput: float | None
-    """The same if no step had taken longer than the ideal step time."""
+    """The same without the productive time that steps took beyond the ideal step time."""
     badput_s: dict[str, Any]
-    """By bucket; of ``CUSTOM_BADPUT_EVENTS`` by type."""
+    """By bucket; ``CUSTOM_BADPUT_EVENTS`` by type."""
     named_badput_s: dict[str, Any]
     """
-    The same with less in ``OTHER``: what of it lies before the first step of each attempt and after the last step of a
-    job that ended well is in ``BEFORE_FIRST_STEP`` and ``AFTER_LAST_STEP``, and what went by while another rank
-    evaluated or saved is with its evaluation or save.
+    The same with less in ``OTHER``. Its part before the first step of each attempt is in ``BEFORE_FIRST_STEP``, and its
+    part after the last step of a job that ended well in ``AFTER_LAST_STEP``. Its part while another rank evaluated or
+    saved is in the bucket of that evaluation or save.
     """
     informational_s: dict[str, float]
     """Background loading of all processes together. It is part of no bucket, so it is subtracted from none."""
@@ -123,7 +123,7 @@ class GoodputResult:
     disruptions: int
     """Attempts after the session's first that began in the stretch."""
     last_step: int | None
-    """The last step that was completed by then and not lost."""
+    """The last step that was completed by the end of the stretch and not lost."""
     step_time: StepTimes
     ranks: tuple[RankTimes, ...]
     slowest: Slowest | None
@@ -131,13 +131,13 @@ class GoodputResult:
     slice_efficiency: SliceEfficiency | None
     """None if slices were never counted."""
     has_ended: bool
-    """Whether the last attempt came to a good end; if not it may be running, or its log is torn."""
+    """Whether all processes of the last attempt reported their end; if not it may be running, or its log is torn."""
     problems: dict[str, int]
     """The faults of the input, and how often each occurred."""
     missed: int
     """Events that were lost on the way to the model."""
     spent_ns: Sums = attrs.field(repr=False)
-    """The stretch by bucket in whole nanoseconds, as everything above was computed from."""
+    """The stretch by bucket in whole nanoseconds, from which the times above are computed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``trackside goodput --json`` prints; ``problems`` is there only if there are any."""
@@ -172,7 +172,7 @@ def productive(spent: Sums, *, validation_is_productive: bool) -> int:
 
 
 def badput(spent: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
-    """Return the badput of *spent*: the seconds in each bucket that is not productive, also if there are none."""
+    """Return the badput of *spent*: the seconds in each bucket that is not productive, also where they are 0."""
     found: dict[str, Any] = {}
     for bucket in BUCKETS:
         if bucket == CUSTOM_EVENTS:
@@ -186,13 +186,13 @@ def badput(spent: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
 
 
 def named_badput(named: Sums, *, validation_is_productive: bool) -> dict[str, Any]:
-    """Return the badput of *named*, in which time of ``OTHER`` has names, in seconds, every bucket and name given."""
+    """Return the badput of *named*, in which parts of ``OTHER`` have names: the seconds of every bucket and name."""
     found = badput(named, validation_is_productive=validation_is_productive)
     return {**found, **{name: seconds(named.get(name, 0)) for name in (BEFORE_STEPS, AFTER_STEPS)}}
 
 
 def share(part: float, whole: float) -> float | None:
-    """Return *part* / *whole*; None of nothing."""
+    """Return *part* / *whole*; None if *whole* is 0."""
     return part / whole if whole else None
 
 
@@ -202,7 +202,7 @@ class LengthSummary:
 
     count: int
     ideal: int
-    """The configured one, or the mean of those that are not slow; whole, so that what is beyond it is exact."""
+    """The configured ideal, or the mean of the lengths that are not slow; an int, so sums beyond it are exact."""
     slow_from: float
     """A step longer than this is slow."""
     slow: int
@@ -221,9 +221,9 @@ class LengthSummary:
         Summarize *lengths*.
 
         Args:
-            lengths: Of some steps.
-            ideal: In ns; found out from them unless given.
-            slow_from: In ns; as *ideal*.
+            lengths: The lengths of some steps.
+            ideal: In ns; computed from *lengths* unless given.
+            slow_from: In ns; computed from *lengths* unless given.
         """
         ordered = lengths.ordered()
         if not ordered:
@@ -283,7 +283,7 @@ class Question:
 
 
 def normalized(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return *stretches* in order, with those that touch or overlap made one and those without length left out."""
+    """Return *stretches* in order: those that touch or overlap are merged, and those without length left out."""
     found: list[Stretch] = []
     for start, end in sorted(stretches):
         if end <= start:
@@ -297,7 +297,7 @@ def normalized(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 @attrs.frozen
 class AttemptTimes:
-    """The time of one attempt, until the next one began, by what it was spent on."""
+    """The time of one attempt, until the next one began, by bucket."""
 
     start_ns: int
     end_ns: int
@@ -309,7 +309,7 @@ class AttemptTimes:
 
 
 class Answer:
-    """Works out one result."""
+    """Computes one result."""
 
     def __init__(self, session: SessionState, picture: Picture, question: Question) -> None:
         self._session = session
@@ -317,11 +317,11 @@ class Answer:
         self._question = question
         self.start_ns = max(question.start_ns, picture.job.start)
         self.end_ns = max(min(question.end_ns, picture.job.end), self.start_ns)
-        """The stretch that the answer is about, in ns since the epoch."""
+        """The end of the stretch that the answer is about, which begins at `start_ns`, in ns since the epoch."""
         self._job_spent = self._spent(picture.job)
 
     def of(self, start_ns: int, end_ns: int) -> Answer:
-        """Return the answer for another stretch, with all that is known of the session already put together."""
+        """Return the answer for another stretch, from the same picture of the session."""
         return Answer(self._session, self._picture, attrs.evolve(self._question, start_ns=start_ns, end_ns=end_ns))
 
     def result(self) -> GoodputResult:
@@ -375,7 +375,7 @@ class Answer:
         return zip(self._picture.attempts, starts, [*starts[1:], self._picture.job.end], strict=True)
 
     def _named_badput(self) -> dict[str, Any]:
-        """Return the job's badput with names for what of its ``OTHER`` is known to be something."""
+        """Return the job's badput, with names for the known parts of its ``OTHER``."""
         named: Sums = {}
         for attempt, start, end in self._attempts():
             if start < self.end_ns and end > self.start_ns:
@@ -383,7 +383,7 @@ class Answer:
         return named_badput(named, validation_is_productive=self._question.validation_is_productive)
 
     def _named(self, attempt: JobAttempt, begin: int, until: int) -> Sums:
-        """Return the time of *attempt* by bucket, in ns, what of its ``OTHER`` is known to be something."""
+        """Return the time of *attempt* by bucket, in ns, with names for the known parts of its ``OTHER``."""
         named: Sums = {}
         waited_for = (CHECKPOINT_SAVE,) if self._question.validation_is_productive else (VALIDATION, CHECKPOINT_SAVE)
         lines = [self._picture.ranks[process.source.rank] for process in attempt.processes]
@@ -401,7 +401,7 @@ class Answer:
         return named
 
     def _stretches(self, attempt: JobAttempt, start: int, end: int) -> Iterator[tuple[int, int, str]]:
-        """Yield the time before, among and after the steps of *attempt*, each with the name for what has no bucket."""
+        """Yield the time before, among and after the steps of *attempt*, each with the name of its ``OTHER``."""
         tracks = [process.track for process in attempt.processes if process.track.step_end]
         first = min((slices[0][0] for track in tracks if (slices := track.first_step())), default=start)
         last = max((track.step_end for track in tracks), default=end)
@@ -412,7 +412,7 @@ class Answer:
         yield max(first, last), end, AFTER_STEPS if has_good_end else OTHER
 
     def _spent(self, line: Timeline, first_ns: int = 0, last_ns: int = LATEST_NS) -> tuple[Sums, int]:
-        """Return the stretch of *line* by bucket, from *first_ns* to *last_ns*, and what of it is excluded, in ns."""
+        """Return the time of *line* from *first_ns* to *last_ns* by bucket, and the excluded time in it, in ns."""
         start, end = max(self.start_ns, line.start, first_ns), min(self.end_ns, line.end, last_ns)
         spent = line.between(start, end)
         excluded = 0
@@ -456,7 +456,7 @@ class Answer:
         )
 
     def _slowest(self) -> Slowest | None:
-        """Return the rank and the bucket that cost most: of each attempt the slowest rank beside the fastest one."""
+        """Return the rank and the bucket that cost most: each attempt's slowest rank is compared with its fastest."""
         costs: dict[tuple[int, str], int] = {}
         for (attempt, start, end), slow in zip(self._attempts(), self._picture.job.slowest, strict=True):
             start, end = max(start, self.start_ns), min(end, self.end_ns)  # noqa: PLW2901
@@ -516,7 +516,7 @@ class Answer:
 
 
 def _lengths_within(slowest: Iterable[Account], start: int, end: int) -> tuple[Lengths, Lengths]:
-    """Return the lengths of the steps that ended after *start* and by *end*, and of the productive ones of them."""
+    """Return the lengths of the steps that ended after *start* and by *end*, and those of the productive ones."""
     steps = [step for account in slowest for step in account.steps(start, end) if step.is_sample]
     counted = Lengths()
     counted.add([step.net for step in steps if not step.is_lost])

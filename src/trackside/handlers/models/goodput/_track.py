@@ -1,5 +1,5 @@
 """
-The time of one process as disjoint slices: each instant keeps what has the highest priority.
+The time of one process as disjoint slices: each instant has the code of the highest priority.
 
 The recent slices are in arrays, the older ones packed.
 """
@@ -37,7 +37,7 @@ Columns: TypeAlias = "tuple[array[int], array[int], array[int], array[int]]"
 _LOADED: Final = LOADING << KIND_SHIFT
 _REST_CODES: Final = array("I", (_LOADED | INSIDE, STEP_CODE))
 _REST_NUMBERS: Final = array("q", (0, 0))
-"""Of a step's slices after the first, if data was loaded once within it."""
+"""The codes and numbers of a step's slices after the first, if data was loaded once within it."""
 _start, _end = itemgetter(0), itemgetter(1)
 
 _FEW: Final = 8
@@ -47,9 +47,9 @@ _NOTHING: Final = -1
 
 def overlay(slices: list[Slice], start: int, end: int, code: int) -> None:
     """
-    Give *start* to *end* to *code*, except where something of the same or a higher priority is.
+    Lay *code* over the time from *start* to *end*, except where a code of the same or a higher priority is.
 
-    Of equals the one that was there first stays: of nested spans the inner one, which ended before the outer.
+    Among equals the first one stays: among nested spans the inner one, which ended before the outer.
     """
     low, high = _touched(slices, start, end)
     laid, within, after = _cut(slices[low:high], start, end)
@@ -66,13 +66,13 @@ def overlay(slices: list[Slice], start: int, end: int, code: int) -> None:
 
 def overlay_step(slices: list[Slice], start: int, end: int, number: int | None, flags: int) -> bool:
     """
-    Let *start* to *end* be a step's, except where another step is.
+    Lay a step over the time from *start* to *end*, except where another step is.
 
     Args:
-        slices: What is known of that time; changed.
+        slices: The slices of that time; changed.
         start: In ns.
         end: In ns.
-        number: The step's; None if the time belongs to the step before.
+        number: The step's; None if the time belongs to the previous step.
         flags: `FAILED`, `UNSAMPLED`.
 
     Returns:
@@ -95,9 +95,9 @@ def overlay_step(slices: list[Slice], start: int, end: int, number: int | None, 
 
 def overlay_load(columns: Columns, number: int, start: int, end: int) -> bool:
     """
-    Do what `overlay_step` does with the slices that *columns* end with, in the usual case.
+    Lay a step over the last slices of *columns* like `overlay_step`, in the usual case.
 
-    Usual is that data was loaded once within the step, and all else ended by its start.
+    In the usual case data was loaded once within the step, and everything else ended by its start.
 
     Args:
         columns: Changed.
@@ -131,7 +131,7 @@ def mark_redone(slices: Iterable[Slice], since: int) -> list[Slice]:
 
 
 def joined(slices: Iterable[Slice]) -> list[Slice]:
-    """Return *slices* with neighbours that say the same made one, so that equal pasts look equal."""
+    """Return *slices* with equal neighbours joined, so that equal pasts have equal slices."""
     found: list[Slice] = []
     for item in slices:
         if found and not item[2] & FIRST:
@@ -144,7 +144,7 @@ def joined(slices: Iterable[Slice]) -> list[Slice]:
 
 
 def _touched(slices: list[Slice], start: int, end: int) -> tuple[int, int]:
-    """Return the bounds of those of *slices* that have an instant from *start* to *end*, or of a few more."""
+    """Return the index bounds of the *slices* that overlap *start* to *end*; a few more may be included."""
     if len(slices) <= _FEW:
         return 0, len(slices)
     low = bisect_right(slices, start, key=_end)
@@ -152,7 +152,7 @@ def _touched(slices: list[Slice], start: int, end: int) -> tuple[int, int]:
 
 
 def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], list[Slice], list[Slice]]:
-    """Return the parts of *slices* before *start*, between, with gaps filled with `_NOTHING`, and after *end*."""
+    """Return the parts of *slices* before *start*, from *start* to *end* with `_NOTHING` in gaps, and after *end*."""
     before: list[Slice] = []
     within: list[Slice] = []
     after: list[Slice] = []
@@ -182,17 +182,17 @@ def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], li
 
 @attrs.frozen
 class LateSlice:
-    """A stretch of time that lies among packed slices, kept until it is asked for."""
+    """A stretch of time among packed slices, kept until these are needed."""
 
     start: int
     end: int
     code: int
-    """Of a step, its flags."""
+    """For a step, its flags."""
     number: int | None = None
-    """Of a step."""
+    """For a step, its number."""
     is_step: bool = False
     steps_until: int = 0
-    """The end of the last step when it came, if that was later."""
+    """The end of the last step when this one was added, if that was later."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -204,8 +204,8 @@ class LateSlice:
         Lay it over *slices*.
 
         Args:
-            slices: From where it begins on, to the end; changed.
-            before: Returns the number of the step before a moment, of these slices and those before them.
+            slices: All slices from its start on; changed.
+            before: Returns the number of the last step before a moment, in these slices and those before them.
         """
         if not self.is_step:
             overlay(slices, self.start, self.end, self.code)
@@ -216,10 +216,10 @@ class LateSlice:
 
     def fits(self, slices: Iterable[Slice], before: int) -> bool:
         """
-        Return whether its number leaves the steps in order that were there when it came.
+        Return whether its number keeps those steps in order that were there when it was added.
 
         Args:
-            slices: What it will be laid over, and all that follows.
+            slices: The slices that it will be laid over, and all later ones.
             before: The number of the step before it.
         """
         number = self.number or 0
@@ -230,21 +230,21 @@ class LateSlice:
 
 
 BLOCK: Final = 512
-"""Slices to a block, or a few more: a step is never cut."""
+"""The slices in a block, which has a few more where a step would be cut."""
 
 
 class Track:
     """
     A process's time as disjoint slices, each with a code.
 
-    To add a slice at the end costs the same whatever the length of the track. One that reaches back changes what it
-    overlaps; if that is packed already, it waits for the next question or until enough have gathered.
+    Adding a slice at the end costs the same for a track of any length. A slice that reaches back changes the slices
+    that it overlaps; if these are packed, it waits until the track is read or until enough such slices have gathered.
 
     Attributes:
-        top: Where the last slice ends.
-        step_end: Where the last step ends.
+        top: The end of the last slice.
+        step_end: The end of the last step.
         last_step: The number of the last step that counts; -1 for none.
-        lap_start: Where the steps began that are numbered in order up to now.
+        lap_start: The start of the steps that are numbered in order up to now.
     """
 
     __slots__ = (
@@ -289,7 +289,7 @@ class Track:
             self._seal()
 
     def append_over(self, number: int, start: int, end: int) -> bool:
-        """Add a step as `add_step` does, if `overlay_load` can; otherwise nothing changes, and False."""
+        """Add a step like `add_step` if `overlay_load` can; else change nothing and return False."""
         count = len(self._starts)
         if start < self._late_end or not overlay_load(self._columns(), number, start, end):
             return False
@@ -302,7 +302,7 @@ class Track:
         return True
 
     def add(self, start: int, end: int, code: int) -> None:
-        """Add a stretch of time that is no step; where something of the same or a higher priority is, that stays."""
+        """Add a stretch of time that is not a step; where the same or a higher priority is, that stays."""
         if start > self.top or (start == self.top and self._codes and self._codes[-1] != code):
             self._numbers.append(0)
             self._starts.append(start)
@@ -322,10 +322,10 @@ class Track:
 
     def add_step(self, number: int | None, start: int, end: int, flags: int = 0) -> None:
         """
-        Add a step that begins after the last one ended, perhaps before other stretches did.
+        Add a step that begins after the last step ended, perhaps before other stretches ended.
 
         Args:
-            number: The step's; None if the time belongs to the last one.
+            number: The step's; None if the time belongs to the last step.
             start: In ns.
             end: In ns.
             flags: `FAILED`, `UNSAMPLED`.
@@ -346,7 +346,7 @@ class Track:
             self._push(slices)
 
     def add_late_step(self, number: int, start: int, end: int, flags: int) -> None:
-        """Add a step that lies before the end of the last one, as far as no other has its time."""
+        """Add a step that begins before the end of the last one, where no other step is."""
         start, end, number = operator.index(start), operator.index(end), operator.index(number)
         given = number if number <= self.last_step else None
         late = LateSlice(start, end, flags, given, is_step=True, steps_until=self.step_end)
@@ -359,7 +359,7 @@ class Track:
             self._push(slices)
 
     def _is_late(self, start: int) -> bool:
-        """Return whether what lies at *start* is packed; if not, put what came late where it belongs."""
+        """Return whether the slices at *start* are packed; if not, first lay the late slices that reach there."""
         if start <= self._packed.end:
             return True
         if start < self._late_end:
@@ -367,7 +367,7 @@ class Track:
         return False
 
     def _put_off(self, item: LateSlice) -> None:
-        """Keep *item* for later: to unpack what it lies over for each that comes late costs the past each time."""
+        """Keep *item* for later: unpacking for each late slice alone would cost the whole past each time."""
         self._late.append(item)
         self._late_end = max(self._late_end, item.end)
         self.top = max(self.top, item.end)
@@ -383,7 +383,7 @@ class Track:
         self.last_step = number - 1
 
     def mend(self) -> None:
-        """Forget a slice of which only a part could be kept: not all of it were whole numbers."""
+        """Remove a slice that was stored in part, because a value was not a whole number."""
         for column in self._columns():
             del column[min(map(len, self._columns())) :]
 
@@ -391,7 +391,7 @@ class Track:
         return self._starts, self._ends, self._codes, self._numbers
 
     def _settle(self) -> None:
-        """Put what came late where it belongs."""
+        """Lay the late slices over those that they overlap."""
         if self._late:
             late, self._late, self._late_end = self._late, [], 0
             slices = self._pop(min(item.start for item in late))
@@ -410,7 +410,7 @@ class Track:
         return self._packed.last_step
 
     def _pop(self, start: int) -> list[Slice]:
-        """Take off the slices that end at *start* or later."""
+        """Remove and return the slices that end at *start* or later."""
         while self._packed and self._packed.end >= start:
             self._unseal()
         ends = self._ends
@@ -440,7 +440,7 @@ class Track:
         return zip(*(column[first:last] for column in self._columns()), strict=True)
 
     def _seal(self) -> None:
-        """Pack the older half, up to where no step is cut."""
+        """Pack the older half, and the rest of a step that would be cut."""
         cut = BLOCK
         while cut < len(self._codes) and self._goes_on(cut):
             cut += 1
@@ -454,7 +454,7 @@ class Track:
         self._tallied = 0
 
     def _goes_on(self, place: int) -> bool:
-        """Return whether the step of the slice before *place* may go on there."""
+        """Return whether the slice at *place* may continue the step of the slice before it."""
         return self._codes[place] & (FIRST | INSIDE) == INSIDE and self._starts[place] == self._ends[place - 1]
 
     def _unseal(self) -> None:
@@ -471,7 +471,7 @@ class Track:
         return self._packed.start if self._packed else self._starts[0] if self._starts else self.top
 
     def until(self, end: int) -> tuple[dict[int, int], int]:
-        """Return the nanoseconds by code, and how many steps had time of their own, before *end*."""
+        """Return, for the time before *end*, the nanoseconds by code and the number of steps with own time."""
         self._settle()
         if end >= self.top:
             return self._whole()
@@ -506,7 +506,7 @@ class Track:
         return self._tally
 
     def all_lengths(self) -> tuple[Lengths, Lengths]:
-        """Return how long the steps took, and those of them that the process did again."""
+        """Return the lengths of all steps, and of those that the process did again."""
         self._settle()
         summed = self._open_sums()
         lengths, wasted = self._packed.lengths.copy(), self._packed.wasted.copy()
@@ -514,12 +514,12 @@ class Track:
         return lengths, wasted
 
     def first_nets(self) -> list[int]:
-        """Return the own time of each of the first steps, in ns; of `MOST_EXACT` steps none is left out."""
+        """Return the own time of each step, in ns; complete if there are at most `MOST_EXACT` steps."""
         self._settle()
         return [*self._packed.first_nets, *self._open_sums().nets]
 
     def time_of(self, number: int) -> int | None:
-        """Return the start of the first step that counts, of those from *number* on in order; None if there is none."""
+        """Return the start of the first step since `lap_start` that counts and is *number* or later, if any."""
         self._settle()
         for start, _, code, step in self._slices_from(self._packed.place_of_step(number, self.lap_start)):
             if code & (FIRST | WASTED) == FIRST and step >= number and start >= self.lap_start:
@@ -527,18 +527,18 @@ class Track:
         return None
 
     def _slices_from(self, place: int = 0) -> Iterator[Slice]:
-        """Yield the slices from those of the block at *place* on."""
+        """Yield the slices of the block at *place* and all later slices."""
         self._settle()
         yield from self._packed.slices_from(place)
         yield from self._slices()
 
     def steps_from(self, start: int) -> Iterator[list[Slice]]:
-        """Yield the slices of each step, from about *start* on; none that ended later is left out."""
+        """Yield the slices of each step that ended after *start*, and perhaps of a few earlier steps."""
         self._settle()
         return steps_of(self._slices_from(self._packed.place_of(start)))
 
     def steps_backwards(self, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield number, start, end and code of each step that began by *end*, and of a few later, the last first."""
+        """Yield number, start, end and code of each step that began by *end*, and of a few later ones, backwards."""
         self._settle()
         ended = after = 0
         for start, last, code, number in self._backwards(self._packed.place_of(end)) if self.step_end else ():
@@ -561,12 +561,12 @@ class Track:
             yield from reversed(self._packed.slices(block))
 
     def first_step(self) -> list[Slice]:
-        """Return the slices of the first step in time; none if there is none."""
+        """Return the slices of the earliest step; an empty list if there is none."""
         if self._first_step is not None or not self.step_end:
             return self._first_step or []
         found = next(self.steps_from(0), [])
         if found and found[-1][1] < self.top:
-            self._first_step = found  # what is added at the end of the track cannot change it any more
+            self._first_step = found  # slices that are added at the end of the track cannot change it
         return found
 
     def dump(self) -> list[Any]:
@@ -581,7 +581,7 @@ class Track:
         Return the track that `dump` wrote.
 
         Raises:
-            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+            ValueError: if *data* is anything else; values of other types may raise other exceptions.
         """
         track = cls()
         packed, tail = data[:2]
@@ -599,5 +599,5 @@ class Track:
         return track
 
     def kinds(self) -> set[int]:
-        """Return the kinds of time there are."""
+        """Return the kinds of time in the track."""
         return {code >> KIND_SHIFT for code in self._whole()[0]}

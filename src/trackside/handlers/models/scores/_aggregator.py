@@ -60,7 +60,7 @@ class Lowest:
     """
     The smallest median of each name in one stream of windows.
 
-    Before each window every value grows by the share *relax*, so that one lucky window does not set the bar for ever.
+    Before each window every value grows by the share *relax*, so that one lucky window is not the reference for ever.
     """
 
     __slots__ = ("_growth", "layout", "values")
@@ -71,7 +71,7 @@ class Lowest:
         self.values = array("d")
 
     def update(self, layout: Layout, medians: array[float], layouts: Layouts) -> array[float]:
-        """Learn of a window's *medians*, and return the smallest so far of the same names, these included."""
+        """Add a window's *medians*, and return the smallest so far of the same names, these included."""
         if layout is not self.layout:
             return self._update_others(layout, medians, layouts)
         self.values = array("d", map(min, self._relaxed(), medians))
@@ -81,7 +81,7 @@ class Lowest:
         new = [name for name in layout.names if name not in self.layout.places]
         if len(self.layout) + len(new) > _MAX_NAMES:
             self.layout, self.values, new = Layout(()), array("d"), list(layout.names)
-        # A fresh array: windows hold the former one.
+        # A new array, because windows hold the former one.
         self.values = array("d", self._relaxed())
         if new:
             self.layout = layouts.of((*self.layout.names, *new))
@@ -97,12 +97,12 @@ class Lowest:
         return self.values if growth == 1.0 else [value * growth for value in self.values]
 
     def after(self, name: str, windows: int) -> float:
-        """Return the smallest median of *name* as it stands after so many more windows; infinite if there is none."""
+        """Return the smallest median of *name*, grown over *windows* more windows; infinite if there is none."""
         place = self.layout.places.get(name)
         return float("inf") if place is None else self.values[place] * self._growth**windows
 
     def absorb(self, earlier: Lowest, windows: int, layouts: Layouts) -> None:
-        """Take over what an *earlier* stream was capable of, as it stands after this one's *windows*."""
+        """Merge the smallest medians of an *earlier* stream, grown over this stream's *windows*."""
         names = earlier.layout.names[: _MAX_NAMES - len(self.layout)]
         self.layout = layouts.of(dict.fromkeys((*self.layout.names, *names)))
         known = dict.fromkeys(self.layout.names, float("inf"))
@@ -116,7 +116,7 @@ class Lowest:
         return [list(self.layout.names), packed(self.values)]
 
     def load(self, data: Any, layouts: Layouts) -> None:
-        """Become what was dumped as *data*."""
+        """Load the state that was dumped as *data*."""
         names, values = data
         self.layout, self.values = layouts.of(names), unpacked(values)
         if len(self.layout) != len(self.values):
@@ -128,17 +128,17 @@ class RankMeasurements:
     """One rank in one attempt."""
 
     source: tuple[int, str]
-    """The start of the process, and its id: of two that claim to be the same rank and attempt the later one counts."""
+    """The start of the process, and its id: if two claim to be the same rank and attempt, the later one counts."""
     sections: Lowest
     kernels: Lowest
     tag: tuple[str, ...] = ()
     section_windows: int = 0
     kernel_windows: int = 0
     gpu_off: str | None = None
-    """The reason why it has no GPU times, if it said so."""
+    """Its reason for having no GPU times; None if it gave none."""
 
     def begin_anew(self, tag: tuple[str, ...], relax: float) -> None:
-        """Forget what it was capable of: under another performance *tag* the work is another."""
+        """Forget its history if *tag* is another performance tag, under which the work is different."""
         if tag != self.tag:
             self.tag = tag
             self.sections, self.kernels = Lowest(relax), Lowest(relax)
@@ -182,7 +182,7 @@ class RankMeasurements:
 
 _MAX_RANKS: Final = 1 << 16
 _MAX_ATTEMPTS: Final = 4
-"""Of each rank whose history is kept apart; earlier ones are merged into the first of these."""
+"""The attempts of each rank whose history is kept apart; earlier ones are merged into the first of these."""
 
 
 class Ranks:
@@ -195,10 +195,10 @@ class Ranks:
         self._worlds: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self.settings = 0
-        """The number of times that a rank has said something of itself that may change how windows are read."""
+        """The number of times that a rank reported a setting that may change how windows are read."""
 
     def has_room_for(self, source: Source) -> bool:
-        """Return whether *source* is one of as many ranks as can be."""
+        """Return whether the rank of *source* is below the limit."""
         return source.rank < _MAX_RANKS
 
     def stream(self, source: Source, windows: Mapping[Key, Window]) -> RankMeasurements | None:
@@ -228,29 +228,29 @@ class Ranks:
 
     @staticmethod
     def _world(source: Source) -> int:
-        # A launcher that is wrong about the world must not make a report of a billion silent ranks.
+        # A launcher that gives a wrong world size must not cause a report of a billion silent ranks.
         return source.world_size if source.world_size <= _MAX_RANKS else source.rank + 1
 
     def configure(self, source: Source, tag: tuple[str, ...]) -> None:
-        """Learn that *source* works under a performance *tag*."""
+        """Record that *source* works under a performance *tag*."""
         stream = self.stream(source, {}) if self.has_room_for(source) else None
         if stream is not None and stream.tag != tag:
             stream.begin_anew(tag, self._relax)
             self.settings += 1
 
     def lacks_gpu_times(self, source: Source, reason: str) -> None:
-        """Learn why *source* has no GPU times."""
+        """Record the *reason* why *source* has no GPU times."""
         stream = self.stream(source, {}) if self.has_room_for(source) else None
         if stream is not None:
             stream.gpu_off = reason
             self.settings += 1
 
     def count(self, attempt: int) -> None:
-        """Count something new of *attempt*: what was computed from earlier states of it is void."""
+        """Count a change of *attempt*: results from its earlier states are no longer valid."""
         self._versions[attempt] = self._versions.get(attempt, 0) + 1
 
     def version_before(self, attempt: int) -> int:
-        """Return how often anything of an attempt before *attempt* has changed."""
+        """Return the number of changes of all attempts before *attempt*."""
         if len(self._versions) == 1:
             return 0
         return sum(count for known, count in self._versions.items() if known < attempt)
@@ -260,12 +260,12 @@ class Ranks:
         return self._worlds.get(attempt, 0)
 
     def of(self, attempt: int, seen: Collection[int]) -> list[int]:
-        """Return the ranks of *attempt*: those of its world, and those *seen* beyond."""
+        """Return the ranks of *attempt*: those below its world size, and those *seen* beyond."""
         world = self.expected(attempt)
         return [*range(world), *sorted(rank for rank in seen if rank >= world)]
 
     def gpu_off(self, attempt: int, rank: int) -> str | None:
-        """Return why *rank* has no GPU times, if it said so."""
+        """Return the reason of *rank* for having no GPU times; None if it gave none."""
         stream = self._streams.get(rank, {}).get(attempt)
         return None if stream is None else stream.gpu_off
 
@@ -298,7 +298,7 @@ class Ranks:
         return [streams, sorted(map(list, self._worlds.items())), sorted(map(list, self._versions.items()))]
 
     def load(self, data: Any) -> None:
-        """Become what was dumped as *data*."""
+        """Load the state that was dumped as *data*."""
         streams, worlds, versions = data
         for rank, attempt, stream in streams:
             loaded = RankMeasurements.load(stream, self._relax, self.layouts)
@@ -312,14 +312,14 @@ _MAIN: Final = "main"
 
 @attrs.frozen(kw_only=True)
 class ScoreResult:
-    """The result of the aggregator: plain data, and the same however the sources interleaved."""
+    """The result of the aggregator: plain data, which does not depend on how the sources interleaved."""
 
     windows: list[ScoreReport]
     """The latest windows, oldest first."""
     missed: int
     """Events that did not reach the model."""
     malformed: int
-    """Windows that were refused: columns of unequal length, a name twice, more ranks than can be."""
+    """Windows that were refused: columns of unequal length, a name twice, a rank beyond the limit."""
 
 
 class ScoreAggregator(VersionedModel):
@@ -331,12 +331,12 @@ class ScoreAggregator(VersionedModel):
     rank changes it.
 
     Args:
-        publish: How to publish `StragglerReport`; None for not at all.
+        publish: Called with each `StragglerReport`; None publishes nothing.
         group: A key of the windows' ``groups``: ranks with the same value are compared; without it, all ranks are.
         thresholds: The scores below which a rank is a straggler in the published reports; may be set at any time.
         kinds: The kinds of scores to compute, ``relative`` and ``individual``.
-        relax: The share by which a rank's best grows before each window; 0 never forgets.
-        keep: How many windows are kept, and so how late a rank's may come.
+        relax: The share by which a rank's smallest medians grow before each window; 0 never forgets.
+        keep: The number of windows that are kept, and so how many windows late a rank may be.
         exclude: Returns whether to leave out the kernels of a name; by default NCCL's are left out.
         on_report: Called with each report, whether *publish* is given or not.
         on_leave: Called with the last report of each window that is no longer kept.
@@ -383,7 +383,7 @@ class ScoreAggregator(VersionedModel):
         self._summaries_of = summaries_of
         self._relax = relax
         self.too_late: int = 0
-        """Windows of ranks that came when theirs was no longer kept; the only figure that depends on interleaving."""
+        """Ranks' windows that came too late to be kept; the only figure that depends on interleaving."""
         self._forget()
 
     def _forget(self) -> None:
@@ -426,9 +426,9 @@ class ScoreAggregator(VersionedModel):
             return
         stream = self._ranks.stream(source, self._windows)
         if stream is None:
-            return  # an earlier process that claims the same place
+            return  # an earlier process that claims the same rank
         if not stream.section_windows and not stream.kernel_windows:
-            self._forget_empty()  # the earlier process of the same place may have been the only one of a window
+            self._forget_empty()  # an earlier process of this rank may have been the only one in a window
         self._ranks.count(source.attempt)
         layouts = self._ranks.layouts
         if isinstance(event, SectionWindow):
@@ -467,7 +467,7 @@ class ScoreAggregator(VersionedModel):
         return True
 
     def _retire(self, key: Key) -> None:
-        """Let go of the oldest window, and keep of it only who was slow."""
+        """Remove the oldest window; only its slow ranks are remembered."""
         if self._tells:
             self._publish_changed(key)
         if self._on_leave is not None:
@@ -516,7 +516,7 @@ class ScoreAggregator(VersionedModel):
         return following is not None and len(following.members) >= here >= self._ranks.expected(key[0]) / 2
 
     def _publish_due(self, key: Key, *, is_ahead: bool) -> None:
-        """Publish what one of the window *key* may have closed; if the window is a new one, all that changed."""
+        """Publish the windows that an event of window *key* may have closed; if *key* is new, all that changed."""
         if is_ahead:
             for known in sorted(self._windows):
                 if known < key and self._is_closed(known):
@@ -652,7 +652,7 @@ class ScoreAggregator(VersionedModel):
 
 
 def is_sound(event: SectionWindow | KernelWindow) -> bool:
-    """Return whether the columns of *event* are parallel, hold each name once, and its window can be one."""
+    """Return whether *event* has columns of equal length, each name once, and a possible window number."""
     size = len(event.names)
     columns = (event.counts, event.min_ns, event.max_ns, event.median_ns, event.mean_ns, event.std_ns)
     return (
@@ -675,7 +675,7 @@ def section_timings(event: SectionWindow, history: Lowest, number: int, layouts:
 
 
 def waited_ns(event: SectionWindow) -> float:
-    """Return how long the rank waited for others in all, in the sections that say so."""
+    """Return the total time for which the rank waited for others, in the sections that are declared as waiting."""
     if not event.waits:
         return 0.0
     waits = set(event.waits)

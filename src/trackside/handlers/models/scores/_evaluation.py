@@ -1,5 +1,5 @@
 """
-The scores of one window, and since when a rank is slow.
+The scores of one window, and the onset of slow ranks.
 
 The formulas are those of NVIDIA's resiliency extension (NVRx, straggler detection).
 """
@@ -40,7 +40,7 @@ def lowest(rows: Sequence[Column]) -> list[float]:
 
 
 def section_scores(references: Column, medians: Column) -> list[float]:
-    """Return of each section the reference divided by the median: 0.5 is twice as slow as the reference."""
+    """Return for each section the reference divided by the median: 0.5 is twice as slow as the reference."""
     return list(map(truediv, references, medians))
 
 
@@ -49,9 +49,9 @@ def gpu_score(references: Column, medians: Column, weights: Column) -> float | N
     Return the average of the kernels' scores, each weighted by its time.
 
     Args:
-        references: Of each kernel the median to compare with.
-        medians: Of each kernel, the rank's own.
-        weights: Of each kernel the total time in the window: launches times mean.
+        references: For each kernel, the median to compare with.
+        medians: For each kernel, the rank's own median.
+        weights: For each kernel, the total time in the window: launches times mean.
 
     Returns:
         None if there is no kernel, or no time was spent in any.
@@ -62,7 +62,7 @@ def gpu_score(references: Column, medians: Column, weights: Column) -> float | N
 
 
 def total_times(counts: Iterable[float], means: Iterable[float]) -> list[float]:
-    """Return of each kernel the total time: its weight in the GPU score."""
+    """Return the total time of each kernel, which is its weight in the GPU score."""
     return list(map(mul, counts, means))
 
 
@@ -74,7 +74,7 @@ def is_nccl(name: str) -> bool:
 _NS_PER_S: Final = 1e9
 
 References = Callable[[int, Member, Timings], Column]
-"""Return of a rank's timings the smallest medians that it was capable of, earlier attempts included."""
+"""Return, for a rank's timings, the smallest medians that it reached, earlier attempts included."""
 
 
 @attrs.define
@@ -100,7 +100,7 @@ class Evaluation:
         return column[place] if column else None
 
     def lost_s_per_step(self, place: int, kind: str, what: str, score: float) -> float:
-        """Return how many seconds shorter a step would be at the reference."""
+        """Return by how many seconds a step would be shorter at the reference."""
         member = self.members[place]
         if member is None:
             return 0.0
@@ -128,11 +128,11 @@ def evaluate(
     Compute the scores of *window*.
 
     Args:
-        window: What was measured.
-        ranks: Who could have been in it.
+        window: The measured times.
+        ranks: The ranks that could have been in it.
         kinds: The kinds of scores to compute.
-        references: What each rank was capable of.
-        gpu_off: Returns why a rank has no GPU times, if it said so.
+        references: Returns the smallest medians that a rank reached.
+        gpu_off: Returns a rank's reason for having no GPU times, if it gave one.
     """
     members = [window.members.get(rank) for rank in ranks]
     sections = [None if member is None else member.sections for member in members]
@@ -166,7 +166,7 @@ def _empty(size: int, names: list[str]) -> KindScores:
 
 
 def _peers(members: list[Member | None]) -> list[list[int]]:
-    """Return the places of the ranks that are compared with each other; silent ranks are left out."""
+    """Return the indices of the ranks that are compared with each other; silent ranks are left out."""
     groups: dict[str, list[int]] = {}
     for place, member in enumerate(members):
         if member is not None:
@@ -175,7 +175,7 @@ def _peers(members: list[Member | None]) -> list[list[int]]:
 
 
 def _common(timings: Sequence[Timings | None]) -> list[str]:
-    """Return the names that all have, in an order that is the same whatever the order of the ranks."""
+    """Return the names that all *timings* have, in an order that does not depend on that of the ranks."""
     layouts = _layouts(timings)
     if any(timing is None for timing in timings) or not layouts:
         return []
@@ -210,7 +210,7 @@ def _compare_kernels(scores: Scores, coverage: Scores, places: list[int], timing
         pick = picks[timing.layout]
         weights = _taken(timing.weights, pick)
         scores[place] = gpu_score(reference, row, weights)
-        # Of what can be compared at all: excluded kernels do not count as lost.
+        # A share of the kernels that are not excluded: excluded ones do not count as lost.
         coverage[place] = 1.0 if pick is None else sum(weights) / (sum(timing.weights) or 1.0)
 
 
@@ -269,7 +269,7 @@ def _why_no_gpu(rank: int, member: Member, gpu_off: Callable[[int], str | None])
 
 
 class Slow(NamedTuple):
-    """One rank, on one node, being slow in one section or kernel; on another node it counts anew."""
+    """A rank on a node that is slow in one section or on its GPU; on another node it counts anew."""
 
     rank: int
     node: str
@@ -278,18 +278,18 @@ class Slow(NamedTuple):
 
 
 class Onset(NamedTuple):
-    """The step at which it began."""
+    """The window and the step at which a rank became slow."""
 
     window: int
     step: int
 
 
 Streaks = dict[Slow, Onset]
-"""The ranks that have been slow in every window that scored them, and since when."""
+"""The ranks that have been slow in every window that scored them, each with its onset."""
 
 
 def flagged(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
-    """Return the ranks below a threshold, and the place of each in the report."""
+    """Return the ranks below a threshold, and the index of each in the report."""
     found = {}
     for kind, scores in evaluation.kinds():
         for what, column in scores.columns():
@@ -300,7 +300,7 @@ def flagged(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
 
 
 def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, here: Onset) -> Streaks:
-    """Return *streaks* as they are after a window with the stragglers *slow*; a missing score changes nothing."""
+    """Return *streaks* after a window with the stragglers *slow*; a missing score changes nothing."""
     after = {key: streaks.get(key, here) for key in slow}
     places = None
     for key, onset in streaks.items():

@@ -41,7 +41,7 @@ class Missing:
 
     rank: int
     what: str
-    """``gpu`` or ``section NAME``, after ``relative`` or ``individual`` where it is one of them; ``all`` for all."""
+    """``gpu`` or ``section NAME``, after ``relative`` or ``individual`` if only that kind is missing; or ``all``."""
     why: str
 
 
@@ -83,7 +83,7 @@ class Thresholds:
 
 @attrs.frozen(kw_only=True)
 class Straggler:
-    """A rank that was too slow in one section or kernel."""
+    """A rank that was too slow in one section or on its GPU."""
 
     rank: int
     node: str
@@ -93,10 +93,10 @@ class Straggler:
     """``gpu`` or ``section NAME``."""
     score: float
     lost_s_per_step: float
-    """The part by which a step would be shorter at the reference, as far as this rank goes."""
+    """The seconds by which a step of this rank would be shorter at the reference."""
     since_window: int
     since_step: int
-    """The first window, and its first step, since which it has been one in every window that scored it."""
+    """The window, and its first step, since which it has been a straggler in every window that scored it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -115,25 +115,25 @@ class ScoreReport:
     end_ns: int
     """From the first rank's start to the last one's end, in ns since the epoch."""
     revision: int
-    """Windows of ranks it was made from; it rises with each that comes late."""
+    """The number of ranks' windows it was made from, which rises with each that comes late."""
     is_closed: bool
-    """Whether all ranks had sent the window, or those that had were further on already."""
+    """Whether all ranks had sent the window, or ranks that had sent it were ahead already."""
     group: str
     ranks: list[int]
     nodes: list[str]
     """Empty for a silent rank."""
     peers: list[str]
-    """The value of the key `group`: ranks with equal ones were compared."""
+    """Each rank's value of the key `group`: ranks with equal values were compared."""
     relative: KindScores
     individual: KindScores
     off: list[str]
     """The kinds that are not computed."""
     waited_s_per_step: Scores
-    """The time for which each rank waited for others, in the sections that say so."""
+    """The time for which each rank waited for others, in the sections that are declared as waiting."""
     left_out_s_per_step: Scores = attrs.field(factory=list)
     """The time for which each rank's GPU was in kernels that are left out: NCCL's by default, which wait too."""
     coverage: Scores
-    """The share of the rank's kernel time that its relative GPU score speaks for."""
+    """The share of the rank's kernel time that its relative GPU score covers."""
     missing: list[Missing]
     stragglers: list[Straggler]
     """By the thresholds of the aggregator that made the report, the worst first."""
@@ -154,7 +154,7 @@ class ScoreReport:
         section_indiv_threshold: float = 0.75,
     ) -> dict[str, Any]:
         """
-        Return who has a score strictly below a threshold. A missing score is below none.
+        Return the ranks with a score strictly below a threshold. A missing score is below none.
 
         Returns:
             Four keys, always: ``straggler_gpus_relative`` and ``straggler_gpus_individual`` with a set of
@@ -177,7 +177,7 @@ class ScoreReport:
 
 
 def below(scores: Scores, threshold: float) -> list[int]:
-    """Return the places of the *scores* strictly below *threshold*."""
+    """Return the indices of the *scores* strictly below *threshold*."""
     return [place for place, score in enumerate(scores) if score is not None and score < threshold]
 
 
@@ -288,7 +288,7 @@ def _reasons(missing: Sequence[Missing], names: list[str], known: dict[str, int]
     for score in missing:
         what, why = score.what, score.why
         if len(known) >= _MAX_REASONS and why not in known:
-            why = OFF  # only these carry a text of their own
+            why = OFF  # only reasons of this kind have texts of their own
         code = known.setdefault(why, len(known)) + 1
         for place, name in enumerate(names):
             if what in ("all", name) or name.partition(" ")[2] == what:

@@ -54,7 +54,7 @@ Pick = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Layout:
-    """Some names in an order. Equal ones from one `Layouts` are usually the same object."""
+    """Names in a fixed order. Equal layouts from one `Layouts` are usually the same object."""
 
     __slots__ = ("_excluded", "names", "places")
 
@@ -64,13 +64,13 @@ class Layout:
         self._excluded: tuple[Callable[[str], bool], frozenset[int]] | None = None
 
     def excluded(self, exclude: Callable[[str], bool]) -> frozenset[int]:
-        """Return the places of the names that *exclude* says yes to."""
+        """Return the indices of the names for which *exclude* is true."""
         if self._excluded is None or self._excluded[0] is not exclude:
             self._excluded = exclude, frozenset(place for place, name in enumerate(self.names) if exclude(name))
         return self._excluded[1]
 
     def pick(self, names: Sequence[str]) -> Pick | None:
-        """Return a function that takes the columns of *names*, all of them here, out of a row; None if it is as is."""
+        """Return a function that picks the columns of *names* from a row; None if the row has just these in order."""
         if tuple(names) == self.names:
             return None
         return picker([self.places[name] for name in names])
@@ -91,13 +91,13 @@ class Layouts:
         layout = self._known.get(key)
         if layout is None:
             if len(self._known) >= _MAX_LAYOUTS:
-                self._known.clear()  # those in use stay alive with what uses them
+                self._known.clear()  # layouts in use are kept alive by their users
             layout = self._known[key] = Layout(key)
         return layout
 
 
 def picker(places: Sequence[int]) -> Pick:
-    """Return a function that takes the values at *places* out of a row."""
+    """Return a function that picks the values at *places* from a row."""
     if len(places) > 1:
         return itemgetter(*places)
     if not places:
@@ -107,7 +107,7 @@ def picker(places: Sequence[int]) -> Pick:
 
 
 Key = tuple[int, int]
-"""Attempt and number of a window, in which order windows follow each other."""
+"""Attempt and number of a window; windows are in the order of their keys."""
 
 Summary = Mapping[str, Mapping[str, float]]
 """By name, the statistics of one rank: count, min, max, median, mean and std, in ns."""
@@ -120,13 +120,13 @@ class Timings:
     layout: Layout
     medians: array[float]
     weights: array[float]
-    """Of a section how often it was entered, of a kernel its total time in ns."""
+    """For a section, how often it was entered; for a kernel, its total time in ns."""
     lowest: array[float]
     """The smallest medians of the rank's own stream so far, these included."""
     number: int
-    """Windows of the stream up to this one, itself included."""
+    """The number of windows of the stream up to and including this one."""
     left_out_ns: float = 0.0
-    """Total time of what was excluded."""
+    """The total time of the excluded kernels."""
 
     def dump(self, place_of: Callable[[Layout], int]) -> list[Any]:
         """Return this as plain data."""
@@ -164,11 +164,11 @@ class Member:
     sections: Timings | None = None
     kernels: Timings | None = None
     summaries: dict[str, Summary] = attrs.field(factory=dict)
-    """``sections`` and ``kernels`` in full, of the one rank that they are kept of."""
+    """``sections`` and ``kernels`` in full; they are kept for one rank only."""
     waited_ns: float = 0.0
-    """The time for which the rank waited for others, in the sections that say so."""
+    """The time for which the rank waited for others, in the sections that are declared as waiting."""
     events: int = 0
-    """The number of its rank's windows that it was made from, with those measured again after a roll-back."""
+    """The number of its rank's windows that it was made from, including those measured again after a roll-back."""
 
     @property
     def steps(self) -> int:
@@ -186,7 +186,7 @@ class Member:
         return None if self.kernels is None else self.kernels.left_out_ns / self.steps / 1e9
 
     def widen(self, first_step: int, last_step: int, start_ns: int, end_ns: int) -> None:
-        """Take in the bounds of the rank's other event of this window."""
+        """Extend the bounds to those of the rank's other event of this window."""
         self.first_step = min(self.first_step, first_step)
         self.last_step = max(self.last_step, last_step)
         self.start_ns = min(self.start_ns, start_ns)
@@ -233,18 +233,18 @@ class Window:
 
     members: dict[int, Member] = attrs.field(factory=dict)
     revision: int = 0
-    """Events it was made from."""
+    """The number of events it was made from."""
     timed: int = 0
-    """Members whose sections are in."""
+    """The number of members with sections."""
 
     def add(self, rank: int, member: Member) -> None:
-        """Take in all that *rank* measured."""
+        """Add the *member* of *rank*."""
         self.members[rank] = member
         self.revision += member.events
         self.timed += member.sections is not None
 
     def without(self, rank: int) -> None:
-        """Forget what *rank* measured."""
+        """Remove the member of *rank*."""
         member = self.members.pop(rank, None)
         if member is not None:
             self.revision -= member.events
@@ -262,7 +262,7 @@ class Names:
         return self._places.setdefault(layout.names, len(self._places))
 
     def dump(self) -> list[list[str]]:
-        """Return the names of each, in the order of their numbers."""
+        """Return the names of each layout, in the order of the layouts' numbers."""
         return [list(names) for names in self._places]
 
     @staticmethod
