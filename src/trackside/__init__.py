@@ -134,7 +134,7 @@ __all__ = [
     "zero_grad",
 ]
 
-# Names that a job needs once, or only a reader needs, load at their first use: an import costs what emitting needs.
+# Names that a job needs once, or only a reader needs, load at their first use: the import loads what emitting needs.
 _LATER = {
     "trackside.handlers": "EventLog JsonlSink check_logs feed follow replay",
     "trackside.handlers.zeromq": "attach",

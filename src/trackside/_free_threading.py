@@ -1,10 +1,10 @@
 """
 Lanes for threads, and objects whose references are not counted, for interpreters without the interpreter lock.
 
-There each reference that is taken or dropped writes to the object, and two threads that write to one object wait for
-each other. So what is kept for each call is kept by lane, of which threads that run at once have different ones, as a
-rule, and what all of them use is referred to without being written to. With the lock there is one lane, and the rest
-does nothing.
+There, taking or dropping a reference writes to the object, and two threads that write to one object wait for each
+other. So the values that every call changes are kept by lane: threads that run at once mostly have different lanes. The
+objects that all threads use are not reference-counted. With the lock there is one lane, and the other functions change
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 FREE_THREADED: Final = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 LANES: Final = 127 if FREE_THREADED else 1
-"""A prime number: the stacks of threads, whose addresses are their idents, lie at equal distances."""
+"""A prime number: a thread's ident is the address of its stack, and stacks lie at equal distances."""
 
 _get_ident: Final = threading.get_ident
 _carrier: Final = (lambda: None).__code__
@@ -45,7 +45,7 @@ def shared(found: T) -> T:
     """
     Return *found*; from now on threads that use it do not count their references.
 
-    For objects that live about as long as the process: only the garbage collector frees it.
+    For objects that live about as long as the process: only the garbage collector frees them.
     """
     if _defer is not None:
         _defer(found)
@@ -56,7 +56,7 @@ def kept(found: T) -> T:
     """
     Return *found*, which is never freed from now on; threads that use it count no references, nor does C code.
 
-    For what lives as long as the process and is put into other objects: `shared` counts these references.
+    For objects that live as long as the process and are stored in other objects; `shared` counts those references.
     """
     if _keep is not None:
         _keep(found)
@@ -64,7 +64,7 @@ def kept(found: T) -> T:
 
 
 def immortal(value: T) -> T:
-    """Return *value*, a number or a tuple of such, as an object that is never freed, and its references not counted."""
-    # Without the lock all constants of code are such objects.
+    """Return *value*, a number or a tuple of numbers, as an object that is never freed or reference-counted."""
+    # Without the interpreter lock, the constants of code objects are immortal.
     constant: T = _carrier.replace(co_consts=(value,)).co_consts[0] if FREE_THREADED else value
     return constant

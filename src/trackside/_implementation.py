@@ -1,9 +1,9 @@
 """
 The switch between the compiled core and pure Python.
 
-The core is used where the package was built with it and nothing asks for pure Python, as ``TRACKSIDE_PURE_PYTHON=1``
-in the environment does. Each of its functions handles the plain case and leaves every other one to the Python method
-that it stands for, so what they do is written once.
+The core is used if the package was built with it, unless the environment has ``TRACKSIDE_PURE_PYTHON=1``. Each of its
+functions handles the plain case, and calls the Python method that it stands for in all other cases. So these are
+written only once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _load() -> Any:
 
 
 def _fingerprint_of_checkout() -> str | None:
-    """Return a digest of the C sources, as ``native/build.py`` computes it; None where there are none."""
+    """Return a digest of the C sources, as ``native/build.py`` computes it; None if there are no C sources."""
     package = os.path.dirname(os.path.abspath(__file__))
     root, parent = os.path.split(os.path.dirname(package))
     directory = os.path.join(root, "native")
@@ -49,7 +49,7 @@ def _fingerprint_of_checkout() -> str | None:
 
 
 def get_include() -> str:
-    """Return the directory of ``trackside.h``, with which C and C++ extensions record what they do."""
+    """Return the directory of ``trackside.h``, the header for C and C++ extensions that record telemetry."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 

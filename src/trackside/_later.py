@@ -1,4 +1,4 @@
-"""Names of a package that load the module they are from when they are first asked for (PEP 562)."""
+"""Names of a package whose modules are imported at the names' first use (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def load_later(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
     """
     Return the ``__getattr__`` and the ``__dir__`` of a package whose import leaves some of its names out.
 
-    A name is kept when it was loaded, so that only its first use comes here.
+    A loaded name is stored in the package, so that only its first use calls ``__getattr__``.
 
     Args:
         package: The package's ``__name__``.
-        modules: By module the names that it has, separated by blanks; a module may have its own name.
+        modules: The names of each module, separated by blanks; a module's own name stands for the module itself.
     """
     names = vars(sys.modules[package])
     module_of = {name: module for module, found in modules.items() for name in found.split()}
@@ -35,10 +35,10 @@ def load_later(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
 def load_all(package: str) -> None:
     """
-    Load the names that the import of *package* left out; those of a module that cannot be imported stay for later.
+    Load the names that the import of *package* left out; stop at the first module that cannot be imported.
 
-    Without a ``__getattr__`` the interpreter remembers where in the package it found a name: each ``trackside.span`` of
-    a training loop then takes a tenth of the instructions.
+    Without a ``__getattr__`` the interpreter caches where it found a name in the package: each ``trackside.span`` in a
+    training loop then takes a tenth of the instructions.
     """
     module = sys.modules[package]
     try:

@@ -1,8 +1,9 @@
 """
-The features that differ between operating systems, or that some lack.
+The features that differ between operating systems, or that some systems lack.
 
-No other module asks which system it runs on or uses what Windows or macOS lacks; `tests/test_platform.py` checks that.
-Where a caller can do without a missing feature, the function here returns without it, as its docstring says.
+No other module checks its operating system, or uses a feature that Windows or macOS lacks; `tests/test_platform.py`
+checks that. If callers can do without a missing feature, the function here does nothing or returns None, as its
+docstring says.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MONOTONIC_IS_POSIX: Final = sys.platform == "linux"
 _ALWAYS: Final[int] = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 READ: Final[int] = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _ALWAYS
-"""Non-blocking: to open a named pipe would otherwise wait for a writer."""
+"""Non-blocking: opening a named pipe would otherwise wait for a writer."""
 APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | NO_LINK | _ALWAYS
 CREATE: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | _ALWAYS
 _HAS_PLACES: Final = os.open in os.supports_dir_fd
@@ -37,13 +38,13 @@ _DIRECTORY: Final[int] = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _ALWAYS
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
-    """Have *reset* called in each forked child; does nothing where processes cannot fork."""
+    """Register *reset* to be called in each forked child; do nothing where processes cannot fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 
 
 def may_run(pid: int) -> bool:
-    """Return whether a process may have the id *pid* on this machine; True where the system cannot say."""
+    """Return whether a process may have the id *pid* on this machine; always True on Windows."""
     if sys.platform == "win32":  # where `os.kill` would end the process
         return True
     try:
@@ -57,9 +58,9 @@ def may_run(pid: int) -> bool:
 
 class ExitWatch:
     """
-    Tells which of some processes have exited, in the order in which they did, however late that is asked.
+    Reports which of the watched processes have exited, in the order of their exits, even if it is called late.
 
-    Where the system does not show how other processes exit (Linux does), none can be watched.
+    Only Linux reports the exits of other processes; elsewhere none can be watched.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class ExitWatch:
             self._readable = select.epoll()
 
     def add(self, pid: int) -> int | None:
-        """Watch the process *pid* from now on; return a handle that stands for it, or None if it cannot be watched."""
+        """Watch the process *pid* from now on; return a handle for it, or None if it cannot be watched."""
         if self._readable is None:
             return None
         try:
@@ -84,7 +85,7 @@ class ExitWatch:
         return handle
 
     def wait(self, timeout_s: float) -> list[int]:
-        """Return the handles of those that have exited since the last call; wait at most *timeout_s* seconds."""
+        """Return the handles of processes that exited since the last call; wait at most *timeout_s* seconds for one."""
         exited = [handle for handle, _ in self._readable.poll(timeout_s)]
         for handle in exited:
             self._handles.remove(handle)
@@ -92,7 +93,7 @@ class ExitWatch:
         return exited
 
     def close(self) -> None:
-        """Watch no process any more."""
+        """Stop watching all processes."""
         for handle in self._handles:
             os.close(handle)
         self._handles.clear()
@@ -104,7 +105,7 @@ def exit_status_of(pid: int) -> int | None:
     """
     Return the exit code of the process *pid*, or the negated number of the signal that ended it.
 
-    None if it still runs, if its parent has read its status already, or where the system does not show it (Linux does).
+    None if it still runs, if its parent has read its status already, or if the system does not show it (Linux does).
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
@@ -121,10 +122,10 @@ def user_id() -> int | None:
 
 def lock_file(descriptor: int) -> bool:
     """
-    Lock an open file until every process that has *descriptor* closed it or ended.
+    Lock an open file until every process that holds *descriptor* has closed it or ended.
 
     Returns:
-        False if another has it locked, or where the system has no such locks.
+        False if another process has locked the file, or if the system has no such locks.
     """
     try:
         import fcntl  # noqa: PLC0415  not on Windows
@@ -136,18 +137,18 @@ def lock_file(descriptor: int) -> bool:
 
 
 def clock_through_sleep_ns() -> int | None:
-    """Read the clock that, unlike the monotonic one, goes on while the machine sleeps; None where there is none."""
+    """Read the monotonic clock that also runs while the machine sleeps; None if the system has none."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return None if boottime is None else time.clock_gettime_ns(boottime)
 
 
 def process_age_s() -> float | None:
-    """Return for how long this process has run, in seconds; None where the system does not say."""
+    """Return the seconds since this process started; None where the system does not show them."""
     if SYSTEM != "linux":
         return None
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  pathlib is loaded by nothing else here
-            began_ticks = int(file.read(4096).rpartition(b")")[2].split()[19])  # behind the name, which may have blanks
+            began_ticks = int(file.read(4096).rpartition(b")")[2].split()[19])  # after the name, which may have blanks
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return None
@@ -166,8 +167,8 @@ def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) 
     """
     Create the file *name* below the existing *directory*, and return a descriptor that appends to it.
 
-    The directories in *name*, separated by slashes, must not be symbolic links, and the file must not exist. Where
-    the system opens no file relative to a directory, links are not checked.
+    The directories in *name*, separated by slashes, must not be symbolic links, and the file must not exist. If the
+    system cannot open a file relative to a directory, links are not checked.
 
     Raises:
         OSError: The file cannot be made; `FileExistsError` if it exists.
@@ -191,7 +192,7 @@ def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) 
 
 def sync_directory(directory: Path) -> None:
     """
-    Force the names in *directory* to the device; does nothing where the system does so itself.
+    Force the names in *directory* to the device; do nothing where the system does so itself.
 
     Raises:
         OSError: The device failed.
@@ -206,7 +207,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def raise_descriptor_limit(wanted: int) -> None:
-    """Raise the limit of open descriptors to *wanted*, as far as allowed; does nothing without such limits."""
+    """Raise the limit of open descriptors to *wanted*, as far as allowed; do nothing where there is no such limit."""
     try:
         import resource  # noqa: PLC0415  not on Windows
     except ImportError:

@@ -1,10 +1,10 @@
 """
-Rules: they decide which of its events a subscription or a reader keeps.
+Rules, by which a subscription or a reader decides which of its events it keeps.
 
 A rule is a value. `start` returns a function with fresh state, so that one rule can serve any number of subscriptions.
 The function is called for each event, by any thread, and never takes a lock. It returns None to keep the event, else
-the reason to drop it: ``"sampled"`` if the rule would have kept another one like it, ``"filtered"`` if a predicate
-returned something false.
+the reason to drop it: ``"sampled"`` if the rule would have kept another event like it, ``"filtered"`` if a predicate
+returned a false value.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ class Fraction(Value):
         return ["fraction", self.p]
 
 
-@functools.lru_cache(maxsize=256)  # the events of one step come together; a hit costs a sixth
+@functools.lru_cache(maxsize=256)  # the events of one step come together; a hit takes a sixth of the time
 def scattered(step: int) -> int:
     """
     Return a number from 0 to 2**64 − 1 that depends on *step* alone and looks random.
 
     The finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
-    Python's own ``hash`` would keep whole runs of steps, and not the same ones in every process.
+    Python's own ``hash`` does not scatter steps: the hash of an int is the int itself.
     """
     z = (step + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -133,7 +133,7 @@ class AtMost(Value):
         periods: dict[int, Callable[[], int]] = {}
 
         def opened(period: int) -> Callable[[], int]:
-            # Of the threads that open a period at once, setdefault lets one win, and all count with that one's.
+            # If several threads open a period at once, setdefault makes all of them use the counter of one.
             number = periods.setdefault(period, itertools.count().__next__)
             if len(periods) > REMEMBERED_PERIODS:
                 for old in list(periods)[:-REMEMBERED_PERIODS]:
@@ -160,7 +160,7 @@ class Where(Value):
     portable: ClassVar[bool] = False
 
     def start(self) -> Decide:
-        """Return a decision; what state there is, is the predicate's."""
+        """Return a decision; only the predicate may have state."""
         predicate = self.predicate
         return lambda event: None if predicate(event) else FILTERED
 
@@ -178,15 +178,15 @@ class Where(Value):
 
 @attrs.frozen(eq=False, repr=False)
 class Combination(Value):
-    """A rule made of *rules*; a subclass says in `start` how their decisions become one."""
+    """A rule made of *rules*; a subclass combines their decisions in `start`."""
 
     rules: tuple[Rule, ...]
     name: ClassVar[str]
-    """In the wire form."""
+    """The rule's name in the wire form."""
 
     @property
     def portable(self) -> bool:
-        """Whether all parts are."""
+        """Whether all parts are portable."""
         return all(rule.portable for rule in self.rules)
 
     def to_wire(self) -> list[Any]:
@@ -261,12 +261,11 @@ def fraction(p: float) -> Fraction:
 
 def at_most(n: int, *, per: float) -> AtMost:
     """
-    Keep the first *n* events to arrive of every period of *per* seconds.
+    Keep the *n* events that arrive first of every period of *per* seconds.
 
-    Periods are those of the events' own ``at_ns``, counted from the epoch, so all ranks have the same ones. What
-    is kept depends on the events' times and order alone; one that comes late is counted in its own period, as
-    long as that is among the last 64 that were opened. Around the end of a period, twice *n* may be kept
-    within *per* seconds.
+    An event's ``at_ns`` gives its period. Periods are counted from the epoch, so all ranks have the same periods. The
+    decision depends only on the events' times and order. A late event counts in its own period, if that is among the
+    last 64 that were opened. Around the end of a period, twice *n* may be kept within *per* seconds.
 
     Raises:
         ConfigError: unless *n* is a whole number from 1 to 2**53 and *per* is from a nanosecond to 1e9 s.
@@ -276,9 +275,9 @@ def at_most(n: int, *, per: float) -> AtMost:
 
 def where(predicate: Callable[[Any], object]) -> Where:
     """
-    Keep the events for which *predicate* returns something true.
+    Keep the events for which *predicate* returns a true value.
 
-    It runs in its own process and is never sent to another one. The bus counts what it raises as a failure of the
+    The predicate is never sent to another process. The bus counts an exception that it raises as a failure of the
     subscription.
 
     Raises:
@@ -293,11 +292,11 @@ def all_of(*rules: Rule) -> AllOf:
     """
     Keep the events that all of *rules* keep.
 
-    The rules are called in order, and none after the first that drops:
+    The rules are called in order, up to the first that drops the event:
     ``all_of(where(is_slow), every(10))`` keeps every tenth slow event.
 
     Raises:
-        ConfigError: for no rules, for what is not a rule, or more than 64 of them or 8 levels.
+        ConfigError: if there are no rules, more than 64 or more than 8 levels, or if an argument is not a rule.
     """
     return AllOf(_parts("all_of(rules)", rules))
 
@@ -306,21 +305,21 @@ def any_of(*rules: Rule) -> AnyOf:
     """
     Keep the events that any of *rules* keeps.
 
-    The rules are called in order, and none after the first that keeps. An event that none
-    keeps counts as sampled if any of them samples.
+    The rules are called in order, up to the first that keeps the event. An event that no rule keeps counts as sampled
+    if any rule samples.
 
     Raises:
-        ConfigError: for no rules, for what is not a rule, or more than 64 of them or 8 levels.
+        ConfigError: if there are no rules, more than 64 or more than 8 levels, or if an argument is not a rule.
     """
     return AnyOf(_parts("any_of(rules)", rules))
 
 
 def rule_from_wire(data: Any) -> Rule:
     """
-    Return the rule that *data* stands for, as `Rule.to_wire` gave it.
+    Return the rule from which `Rule.to_wire` made *data*.
 
     Raises:
-        DecodeError: if *data* is anything else; it may come from anybody.
+        DecodeError: if *data* is anything else; it may come from an untrusted process.
     """
     try:
         return _read(data, MAX_DEPTH)
@@ -397,9 +396,9 @@ class SpansNamed(Value):
 
     def start(self) -> Callable[[Event], Any]:
         """
-        Return a decision that knows which spans it has dropped, so as to drop the events on them.
+        Return a decision that remembers the spans that it has dropped, to drop the events on them too.
 
-        That is so for spans that are published at their start; others are not known while they are open.
+        This holds for spans that are published at their start; others are not known while they are open.
         """
         names, dropped = self.names, self.dropped
         silenced: dict[tuple[str, int], None] = {}
@@ -432,10 +431,10 @@ class SpansNamed(Value):
 
 def only_spans(*names: str) -> SpansNamed:
     """
-    Keep, of all spans, those of *names*, with the events on them; keep everything that is no span.
+    Keep only the spans of *names*, with the events on them; keep everything that is no span.
 
     Raises:
-        ConfigError: for no names, or for what is no name.
+        ConfigError: if there are no names, or if an argument is not a name.
     """
     return SpansNamed(_checked_names("only_spans(names)", names), dropped=False)
 
@@ -445,7 +444,7 @@ def without_spans(*names: str) -> SpansNamed:
     Drop the spans of *names*, with the events on them; keep everything else.
 
     Raises:
-        ConfigError: for no names, or for what is no name.
+        ConfigError: if there are no names, or if an argument is not a name.
     """
     return SpansNamed(_checked_names("without_spans(names)", names), dropped=True)
 
@@ -459,17 +458,17 @@ def _checked_names(field: str, names: Sequence[Any]) -> frozenset[str]:
 
 class EventSelection:
     """
-    Chooses among numbered events.
+    Selects numbered events by type and rule.
 
-    A class and a name select the events of derived classes too. The rule decides for each source on its own, so that
-    what is kept does not depend on how sources interleave.
+    A class and a name select the events of derived classes too. The rule has a state for each source, so that its
+    decisions do not depend on how sources interleave.
 
     Args:
         to: The event types, by class, wire name or glob.
-        keep: The rule that says which of their events to keep; all unless given.
+        keep: The rule that decides which of their events to keep; all unless given.
 
     Raises:
-        ConfigError: if an argument is not what it should be.
+        ConfigError: if an argument is invalid.
     """
 
     def __init__(self, to: EventTypes = Event, keep: Rule | None = None) -> None:
@@ -479,7 +478,7 @@ class EventSelection:
         self._decisions: dict[str, Decide] = {}
 
     def of(self, source_id: str, events: Sequence[Event]) -> Sequence[Event]:
-        """Return those of the *events* of one source that are selected."""
+        """Return the selected ones of the *events* of one source."""
         if not self._types.has_all:
             events = [event for event in events if self._is_selected(event)]
         if self._keep is None:

@@ -1,5 +1,5 @@
 """
-Tools for tests of code that uses trackside: a clock that stands still, a bus of its own, and events with a source.
+Tools for tests of code that uses trackside: a clock that the test advances, a bus for one test, events with a source.
 
 With pytest, the fixture ``trackside_bus`` gives a test a bus of its own.
 """
@@ -19,12 +19,12 @@ __all__ = ["Capture", "FakeClock", "isolated_bus", "recorded"]
 E = TypeVar("E", bound=Event)
 
 SOURCE: Final = Source(id="0123456789abcdef", run_id="test", host="localhost", pid=1)
-"""The source of events to which `recorded` is given none."""
+"""The default of *source* in `recorded`."""
 
 
 class FakeClock:
     """
-    A clock that advances only when a test says so, in ns.
+    A clock in ns that only the test advances.
 
     ::
 
@@ -50,7 +50,7 @@ class FakeClock:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[FakeClock]:
-        """Let events, spans and windows read this clock meanwhile; an event's ``at_ns`` is its reading then."""
+        """Let events, spans and windows read this clock in the block; an event's ``at_ns`` is then its reading."""
         with clock.installed(self, self):
             yield self
 
@@ -58,16 +58,16 @@ class FakeClock:
 @contextlib.contextmanager
 def isolated_bus(**options: Any) -> Iterator[Bus]:
     """
-    Give a bus of its own, and close it afterwards.
+    Yield a new bus, and close it afterwards.
 
     Args:
-        options: As for `Bus`. It is strict unless they say otherwise, so that a handler that raises fails the test.
+        options: The arguments of `Bus`. *strict* is True unless given, so that a handler that raises fails the test.
     """
     with Bus(**{"strict": True, **options}) as bus:
         yield bus
 
 
 def recorded(event: E, *, source: Source = SOURCE, seq: int = 0) -> E:
-    """Return *event* as it is once it is numbered: the *seq*-th of *source*, for tests of models and readers."""
+    """Number *event* as event *seq* of *source*, and return it, for tests of models and readers."""
     event._source, event._seq = source, seq  # noqa: SLF001  these slots are set once, when an event is numbered
     return event

@@ -1,8 +1,8 @@
 """
 Events: what happened in a training job.
 
-The event and its envelope, the vocabulary, the source and the clock. What the bus itself records is defined at once;
-all other events when they are first named.
+The event and its envelope, the vocabulary, the source and the clock. The import defines the core vocabulary; the other
+event classes are defined at their first use.
 """
 
 from typing import TYPE_CHECKING

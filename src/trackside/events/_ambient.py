@@ -17,27 +17,28 @@ Ambient: TypeAlias = tuple[int, int]
 """
 The innermost open span and the current training step of one thread or task, as ``span_id, step``.
 
-``span_id`` is the span's id within this process, 0 for none; ``step`` is -1 for none. A plain tuple: one is made for
-each span, and a named one takes four times as long.
+``span_id`` is the span's id within this process, 0 for none; ``step`` is -1 for none. It is a plain tuple: one is made
+for each span, and making a named tuple takes four times as long.
 """
 
 NOWHERE: Final[Ambient] = immortal((0, -1))
 
-# Each context and each token that is made when it is set refers to it.
+# Each context, and each token that setting it makes, holds a reference to it.
 _variable: Final[ContextVar[Ambient]] = kept(ContextVar("trackside.ambient", default=NOWHERE))
 
 
 def _compiled() -> Any:
-    """Return the compiled core's variable: the parts of a step are kept beside it."""
+    """Return the compiled core's variable; the core keeps the parts of a step beside it."""
     native.keep_surroundings(_variable, NOWHERE)
     return SimpleNamespace(get=native.surroundings, set=native.surround, reset=native.reset_surroundings)
 
 
 def _kept_while_set() -> Any:
     """
-    Return the variable for Pythons before 3.12, where a finalizer may run, and set a variable, while one is being set.
+    Return the variable for Python before 3.12.
 
-    CPython then reads the values that it has freed (its issue 148891), so they are kept in memory by a copy.
+    There, a finalizer may run, and set a variable, while a variable is being set. CPython then reads values that it has
+    freed (its issue 148891), so a copy of the context keeps them in memory.
     """
 
     def change(by: Callable[..., Any], argument: object) -> Any:

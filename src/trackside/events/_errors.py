@@ -6,7 +6,7 @@ The errors that trackside raises at configuration and on reading.
     TracksideError
     ├── ConfigError            a setting is wrong: field, what was given, what is right
     ├── DuplicateEventError    two classes claim one wire name
-    ├── DecodeError            bytes that are not what they should be
+    ├── DecodeError            bytes that cannot be decoded
     ├── UnreadableError        a file or endpoint that cannot be read at all
     └── MissingExtraError      a library that an extra installs is missing; an ImportError too
 
@@ -53,7 +53,7 @@ class DuplicateEventError(TracksideError):
 
 
 class DecodeError(TracksideError):
-    """Bytes do not hold what they should; they are counted and dropped."""
+    """Bytes cannot be decoded; they are counted and dropped."""
 
 
 class UnreadableError(TracksideError):
@@ -88,14 +88,14 @@ class MissingExtraError(TracksideError, ImportError):
 @contextlib.contextmanager
 def needing_extra(feature: str, extra: str) -> Iterator[None]:
     """
-    Import the libraries that *extra* installs, within the block.
+    Run a block that imports the libraries of *extra*.
 
     Args:
         feature: The part of trackside that needs them.
         extra: The name of the extra.
 
     Raises:
-        MissingExtraError: one of them is missing, or lacks what is imported from it.
+        MissingExtraError: a library is missing, or lacks a name that is imported from it.
     """
     try:
         yield

@@ -59,7 +59,7 @@ def register(cls: type[Event]) -> None:
     A class that is declared again (a reloaded module, a notebook cell run twice) replaces the older class.
 
     Raises:
-        ConfigError: if fields have names that they cannot have.
+        ConfigError: if a field's name is reserved, or the names are too long or too many.
         DuplicateEventError: if another class has the name.
     """
     fields = own_fields(cls)
@@ -101,7 +101,7 @@ def is_declared(cls: type) -> bool:
     """
     Return whether *cls* itself, not only a base of it, was declared with ``@event``.
 
-    True also of a class that was declared again since: code that holds on to the older one still publishes.
+    This is also true for a class that was declared again since: code that keeps the older class can still publish.
     """
     return cls in _declared
 
@@ -124,22 +124,22 @@ class Priority(enum.IntEnum):
     ITERATION = 2
     """One per training step or so."""
     LIFECYCLE = 3
-    """Job, loops, checkpoints, reports; given up last."""
+    """Job, loops, checkpoints, reports; refused last."""
 
 
 PROFILE = Priority.PROFILE
-"""`Priority.PROFILE`: several events per training step, as spans of its parts; what a full queue refuses first."""
+"""`Priority.PROFILE`: several events per training step, for example spans of its parts; refused first."""
 ITERATION = Priority.ITERATION
 """`Priority.ITERATION`: one event per training step or so; the priority unless a class is declared with another."""
 LIFECYCLE = Priority.LIFECYCLE
-"""`Priority.LIFECYCLE`: the events of the job, its loops, checkpoints and reports; what a full queue refuses last."""
+"""`Priority.LIFECYCLE`: the events of the job, its loops, checkpoints and reports; refused last."""
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
 else:
 
     def dataclass_transform(**_: object) -> Callable[[Any], Any]:
-        """Do nothing: the marker matters to type checkers alone."""
+        """Do nothing: only type checkers need the marker."""
         return lambda declare: declare
 
 
@@ -147,9 +147,9 @@ C = TypeVar("C", bound=type)
 
 FROM_AMBIENT: Final = immortal(-(1 << 64))
 """
-The default of an envelope field: take it from the clock or the surroundings.
+The default of an envelope field, which is then filled from the clock or the ambient context.
 
-No event can hold this number: without the interpreter lock an equal constant of the program's code is the same object.
+It is a number that no event can hold: without the interpreter lock, an equal constant in a program is the same object.
 """
 
 _surroundings = shared(ambient.get)
@@ -170,7 +170,7 @@ class _Stamped(Compared):
 
     @property
     def source(self) -> Source:
-        """The process the event comes from; this one, until it was numbered elsewhere."""
+        """The process that the event comes from; this process, until the event is numbered."""
         try:
             return self._source
         except AttributeError:
@@ -187,8 +187,8 @@ class _Stamped(Compared):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
 def _define(cls: C, *, kw_only: bool = True) -> C:
-    # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as expensive.
-    # Copies carry all slots, those of `_Stamped` too: attrs would copy the fields alone.
+    # "Frozen" is only for the type checker: attrs.frozen would make building an event three times as expensive.
+    # Copies carry all slots, also those of `_Stamped`: the ``getstate`` of attrs would carry only the fields.
     return attrs.define(
         kw_only=kw_only,
         weakref_slot=False,
@@ -209,7 +209,7 @@ def _keep_envelope_positional(_: type, fields: list[attrs.Attribute[Any]]) -> li
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
 def _define_envelope(cls: C) -> C:
-    # To Python the envelope is positional: defaults of keyword-only arguments are looked up one by one, and cost
+    # For Python the envelope is positional: defaults of keyword-only arguments are looked up one by one, which costs
     # a tenth of building an event. Type checkers see keyword-only arguments, as for every field.
     return _define(cls, kw_only=False)
 
@@ -298,8 +298,8 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
         name: Dotted and lower-case, the first part naming its owner: ``"acme.batch.skipped"``.
             It identifies the type in files and on the wire and must not change.
         priority: How much it matters when there is not room for all.
-        version: Of the fields, 1 to 65,535. Adding a field with a default or removing one needs no new version;
-            giving one another meaning does: readers of an older version keep such events as `UnknownEvent`.
+        version: The version of the fields, 1 to 65,535. A field that has a new meaning needs a new version, which
+            older readers keep as `UnknownEvent`. A new field with a default, or a removed field, needs none.
         derived: Whether a model computes it from other events. Models never read such an event,
             and replay computes it again.
 
@@ -331,7 +331,7 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
 
 
 def _compile(cls: Any) -> None:
-    """Have calls of *cls* build its events in the compiled core, if all that they do is to fill slots."""
+    """Have the compiled core build the events of *cls*, if its constructor only fills slots."""
     init = vars(cls).get("__init__")
     if not getattr(init, "__code__", _set_clock.__code__).co_filename.startswith("<attrs generated"):
         return
@@ -352,7 +352,7 @@ def _compile(cls: Any) -> None:
 
 
 def _stamping(own: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a class's *own* ``__attrs_post_init__``, called after the envelope was filled."""
+    """Return a function that fills the envelope, then calls a class's *own* ``__attrs_post_init__``."""
 
     @functools.wraps(own)
     def fill_and_finish(self: Event) -> None:

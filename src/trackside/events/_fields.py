@@ -41,10 +41,10 @@ def converter() -> cattrs.Converter:
 
 def structured(value: Any, hint: Any) -> Any:
     """
-    Return *value*, as read from the wire, as *hint* asks for it.
+    Convert *value*, as read from the wire, to the type *hint*.
 
     Raises:
-        Exception: of whatever kind if it is not, and cannot stand for, such a value.
+        Exception: of any class, if *value* is not of this type and cannot be converted to it.
     """
     if hint is Any or hint is object:
         return value
@@ -77,7 +77,7 @@ def _exact(value: Any, kind: Any) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    if kind not in SCALARS:  # a class derived from one: an enum of texts, a kind of number
+    if kind not in SCALARS:  # a class derived from a scalar: an enum of texts, a kind of number
         return kind(value)
     raise TypeError(f"a {type(value).__name__} where a {kind.__name__} belongs")
 
@@ -107,7 +107,7 @@ def _contained(value: Any, kind: Any, options: Sequence[Any]) -> Any:
 
 
 def _key(key: str, hint: Any) -> Any:
-    # Keys are texts on the wire, whatever they were.
+    # Keys are texts on the wire, whatever type they had.
     return int(key) if hint is int else structured(key, hint)
 
 
@@ -132,7 +132,7 @@ def hints_of(cls: type) -> dict[str, Any]:
     """
     Return the types of the fields of *cls* by name.
 
-    A type that cannot be found at run time (imported for type checkers alone, local to a function) is `Any`:
+    A type that cannot be found at run time (imported only for type checkers, local to a function) is `Any`:
     values of such a field are read as they were written.
     """
     evaluated: dict[str, Any] = _evaluated(cls)
@@ -165,19 +165,19 @@ def is_flat(hints: Iterable[Any]) -> bool:
 
 MAX_NAME_LENGTH: Final = 128
 MAX_MAP_LENGTH: Final = 1 << 10
-"""Of entries in a map, and of fields in a type."""
+"""The most entries in a map, and the most fields in a type."""
 MAX_SCHEMA_LENGTH: Final = 1 << 14
-"""In characters, of all field names of one type together."""
+"""The most characters in all field names of one type together."""
 _EXACT_TEXT: Final = frozenset((str,))
 
 
 def check_schema(name: Any, version: Any, names: Any) -> None:
     """
-    Raise unless these can be how a type of events is written.
+    Check the schema of an event type: its name, its version and the names of its fields.
 
     Raises:
-        TypeError: if they are not a text, a whole number and some texts.
-        ValueError: if they are too long or too many, or a field is named twice.
+        TypeError: if they are not a text, a whole number and a list of texts.
+        ValueError: if the names are too long or too many, or a field is named twice.
     """
     if type(name) is not str or type(version) is not int or type(names) not in (list, tuple):
         raise TypeError("a schema is a name, a version and the names of its fields")
@@ -194,7 +194,7 @@ def check_schema(name: Any, version: Any, names: Any) -> None:
 
 
 class Compared:  # noqa: PLW1641  what may change has no hash
-    """Equal to what is of the same class and equal in every field, and shown as it is built; it may change."""
+    """Base of mutable classes whose objects are equal if all fields are equal, and whose repr shows the fields."""
 
     __slots__ = ()
 
@@ -218,7 +218,7 @@ class Compared:  # noqa: PLW1641  what may change has no hash
 
 
 class Value(Compared):
-    """As `Compared`, and never changing, so that it has a hash: base of classes that are ``attrs.frozen``."""
+    """Like `Compared`, but immutable and with a hash: base of classes that are ``attrs.frozen``."""
 
     __slots__ = ()
 
@@ -227,7 +227,7 @@ class Value(Compared):
         return Compared.__eq__(self, other)
 
     def __hash__(self) -> int:
-        """Return a hash over the fields that count for it."""
+        """Return a hash of the fields that are compared, unless ``field(hash=…)`` says otherwise."""
         counting = (one for one in fields_in(type(self)) if (one.eq if one.hash is None else one.hash))
         return hash(tuple(_reader(field)(self) for field in counting))
 

@@ -20,9 +20,9 @@ class RunsOn(enum.Enum):
     """
 
     INLINE = "inline"
-    """At once, in the thread that logs. What a plain callable gets."""
+    """At once, in the thread that logs. The default of a plain callable."""
     DISPATCHER = "dispatcher"
-    """On the bus's own thread, over the numbered stream. For models: quick, and never foreign code."""
+    """On the bus's own thread, over the numbered stream. For models, which are quick and call no foreign code."""
     WORKER = "worker"
     """On a thread of its own behind a bounded queue. For sinks that may be slow, or stall."""
 
@@ -36,10 +36,10 @@ class FrameSink(Protocol):
 
     def open(self, source: Source) -> None:
         """
-        Learn whose frames will come; called before the first frame.
+        Receive the source of the frames that follow; called before the first frame.
 
-        Called again where the same source is described anew, as by a framework that is configured after telemetry was
-        turned on: the id is the same, and the frames from then on are that one's.
+        Called again if the source gets a new description, for example when a framework is configured after telemetry
+        was turned on. The id stays the same, and the frames from then on are of the newly described source.
         """
 
     def accept(self, frame: bytes, *, events: int) -> bool:
@@ -53,7 +53,7 @@ class FrameSink(Protocol):
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Bring what was taken to where it survives this process; False if time ran out or it was lost."""
+        """Store the accepted frames where they survive this process; False if time ran out or frames were lost."""
 
     def close(self, timeout_s: float) -> bool:
         """Flush, stop and release everything within *timeout_s*; safe to call twice."""
@@ -63,7 +63,7 @@ class FrameSink(Protocol):
         In a forked child: forget the parent's threads, locks, buffers and files; start as *source*.
 
         Returns:
-            False to stay with the parent: the child's bus leaves it out.
+            False if the sink stays with the parent: then the child's bus does not use it.
         """
 
 
@@ -71,4 +71,4 @@ Handler: TypeAlias = "Callable[[Any], object] | FrameSink"
 """Anything that can be subscribed."""
 
 Publish: TypeAlias = "Callable[[Event], None]"
-"""The function by which a model publishes what it derives."""
+"""The function by which a model publishes the events that it derives."""

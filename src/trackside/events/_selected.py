@@ -16,7 +16,7 @@ EventTypes: TypeAlias = "type[Event] | str | tuple[type[Event] | str, ...]"
 
 EVERYTHING: Final = "*"
 _MARKS: Final = frozenset(".*?[")
-"""A text that has none of these is neither a wire name nor a glob."""
+"""A text with none of these characters is neither a wire name nor a glob."""
 
 
 @attrs.frozen
@@ -30,7 +30,7 @@ class SelectedTypes:
     @classmethod
     def of(cls, to: object) -> SelectedTypes:
         """
-        Read the argument *to* of a user.
+        Return the types that the argument *to* selects.
 
         Raises:
             ConfigError: unless it is an event class, a wire name, a glob, or a tuple of one or more of these.
@@ -48,7 +48,7 @@ class SelectedTypes:
         return Event in self.classes or EVERYTHING in self.names
 
     def has(self, typed: Event | type[Event]) -> bool:
-        """Return whether a type, or that of an event, is selected; one that is not known here has its event's name."""
+        """Return whether a type, or an event's type, is selected; an unknown type has the name in its event."""
         cls = typed if isinstance(typed, type) else type(typed)
         if self.has_all or issubclass(cls, self.classes):
             return True
@@ -60,7 +60,7 @@ class SelectedTypes:
 
 def checked_priority(min_priority: Any) -> Priority:
     """
-    Return the lowest priority that a user asks for; None means all.
+    Return the argument *min_priority* as a `Priority`; None means all.
 
     Raises:
         ConfigError: unless it is a priority or None.
@@ -73,7 +73,7 @@ def checked_priority(min_priority: Any) -> Priority:
 
 def checked_rule(keep: Any) -> Any:
     """
-    Return the argument *keep* of a user; None keeps everything.
+    Return the argument *keep*, checked; None keeps everything.
 
     Raises:
         ConfigError: unless it is a rule or None.
@@ -84,5 +84,5 @@ def checked_rule(keep: Any) -> Any:
 
 
 def is_rule(given: Any) -> bool:
-    """Return whether *given* has what every rule has."""
+    """Return whether *given* is an object with the method ``start`` of rules."""
     return not isinstance(given, type) and callable(getattr(given, "start", None))

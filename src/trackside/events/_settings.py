@@ -1,4 +1,4 @@
-"""Settings that do not exist, and the ones that were probably meant."""
+"""Checks for settings that do not exist, with suggestions of the ones that were probably meant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of *known* that *word* is probably a misspelling of; None if there is none."""
+    """Return the word in *known* of which *word* is probably a misspelling; None if there is none."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return found[0] if found else None
 
@@ -23,10 +23,10 @@ def suggests_settings(**nested: type) -> Callable[[C], C]:
     """
     Make a function or a class raise `ConfigError` when it is called with a keyword that it does not have.
 
-    The error names the nearest setting, or all of them where none is near.
+    The error names the nearest setting, or all settings if none is near.
 
     Args:
-        nested: For each of its settings that is a configuration, the class of that. Their settings are suggested too.
+        nested: The class of each setting that is itself a configuration. The settings of these are suggested too.
     """
 
     def decorate(called: C) -> C:
@@ -44,7 +44,7 @@ def settings_check(
     called: Callable[..., Any], takes: str, nested: dict[str, type] | None = None
 ) -> Callable[[dict[str, Any]], None]:
     """
-    Return what raises `ConfigError` for keywords that *called* does not have.
+    Return a function that raises `ConfigError` for keywords that *called* does not have.
 
     Args:
         called: A function or a class.
@@ -76,7 +76,7 @@ def _checked(function: Callable[..., Any], check: Callable[[dict[str, Any]], Non
 
 
 def _settings_of(nested: dict[str, type]) -> Iterator[tuple[str, str]]:
-    """Yield each setting of the configurations *nested*, and how it is given."""
+    """Yield each setting of the configurations *nested*, and the expression that gives it."""
     for setting, cls in nested.items():
         for name in inspect.signature(cls).parameters:
             yield name, f"{setting}={cls.__name__}({name}=…)"

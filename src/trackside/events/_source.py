@@ -24,7 +24,7 @@ MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
 ROLES = (MAIN, WORKER, COLLECTOR)
 _MAX_COUNT: Final = 1 << 31
 _MAX_RANKS: Final = 1 << 20
-"""The most ranks that a job is believed to have: readers list those that are missing."""
+"""The most ranks that readers believe a job to have, because they list the missing ones."""
 _LIMITS: Final = {"rank": _MAX_RANKS, "local_rank": _MAX_RANKS, "world_size": _MAX_RANKS + 1}
 _WHOLE: Final = r"[0-9]{1,9}"
 _FORK_SERVER: Final = "from multiprocessing.forkserver import main"
@@ -44,14 +44,14 @@ _made_here: set[str] = set()
 
 
 def new_id() -> str:
-    """Return 16 random hexadecimal digits, under which a bus of this process may number its events."""
+    """Return a new source id, under which a bus of this process may number its events: 16 random hexadecimal digits."""
     made = os.urandom(8).hex()
     _made_here.add(made)
     return made
 
 
 def is_made_here(source_id: str) -> bool:
-    """Return whether this very process made *source_id*; under any other, another process may number its events."""
+    """Return whether this process made *source_id*; otherwise another process may number its events under the id."""
     return source_id in _made_here
 
 
@@ -61,7 +61,7 @@ def _check_role(_source: object, _field: object, role: str) -> None:
 
 
 def _text(given: str) -> str:
-    """Return *given* with an escape for each lone surrogate, which is how it is written: no UTF-8 has one."""
+    """Return *given* with each lone surrogate escaped, because UTF-8 cannot encode one."""
     return given if given.isascii() else given.encode("utf-8", "backslashreplace").decode()
 
 
@@ -88,7 +88,7 @@ class Source(Value):
     """
     16 random hexadecimal digits: new for each process, so for each attempt and each forked child.
 
-    One that is given describes the source of other events; a bus numbers its own only under ids that its process made.
+    An id that is given describes the source of other events: a bus numbers events only under ids that its process made.
     """
     run_id: str = attrs.field(default="", converter=_text)
     """The same on all ranks and attempts that the launcher calls one run."""
@@ -115,16 +115,16 @@ class Source(Value):
     """Texts that the user wants to keep with the run."""
     parent: Parent | None = None
     before_start_s: float = 0.0
-    """The age of the process when the job was started, imports included, in seconds; 0 where not known."""
+    """The age of the process when the job was started, imports included, in seconds; 0 if not known."""
     anchor: clock.Anchor = attrs.field(factory=lambda: clock.process_anchor)
-    """The clock reading on which this process's ``at_ns`` stands."""
+    """The clock reading from which this process's ``at_ns`` is computed."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Source:
         """
-        Describe this process: what is *given*, else what its launcher said, else a random run id.
+        Describe this process by the values *given*, else by its launcher's variables, else with a random run id.
 
-        Read are torchrun's variables, then SLURM's; nothing else of the environment, and no argument vector.
+        Reads torchrun's variables, else SLURM's; no other part of the environment, and no command line.
 
         Raises:
             ConfigError: if a launcher's variable that should be a whole number is not.
@@ -141,7 +141,7 @@ class Source(Value):
         return cls(**found)
 
     def child(self) -> Source:
-        """Describe a process just forked from this one: itself, but a worker of its own."""
+        """Describe a process just forked from this one: the same, except that it is a worker with its own id."""
         return attrs.evolve(
             self,
             id=new_id(),
@@ -158,9 +158,9 @@ class Source(Value):
     @classmethod
     def from_wire(cls, data: object) -> Source:
         """
-        Read an identity back, from whatever version wrote it.
+        Read an identity that any version wrote.
 
-        Never raises: unknown keys are ignored; what is missing, of a wrong type or impossible gets its default.
+        Never raises: unknown keys are ignored; a field that is missing, of a wrong type or impossible gets its default.
         """
         given: dict[str, Any] = data if isinstance(data, dict) else {}
         kept: dict[str, Any] = {"id": ""}
@@ -188,7 +188,7 @@ class Source(Value):
 
     @classmethod
     def unknown(cls, source_id: str) -> Source:
-        """Return a stand-in for a source of which only the id is known."""
+        """Return a placeholder for a source of which only the id is known."""
         return cls.from_wire({"id": source_id})
 
 
@@ -214,7 +214,7 @@ def _is_possible(name: str, value: Any) -> bool:
 
 
 def _rebuilt(cls: type[Any], data: object, **kinds: type) -> Any:
-    """Return the small class that *data* describes, or None if it describes none."""
+    """Return the object of *cls* that *data* describes, or None if it describes none."""
     if isinstance(data, dict) and all(type(data.get(name)) is kind for name, kind in kinds.items()):
         return cls(**{name: data[name] for name in kinds})
     return None
@@ -236,10 +236,10 @@ def _torchrun(env: Mapping[str, str]) -> dict[str, Any]:
 
 def _anonymous_run(env: Mapping[str, str]) -> dict[str, str]:
     """
-    Return a run id for jobs to which torchrun gives its default one, the word "none", the same for every job.
+    Return a run id for a job to which torchrun gives its default id, "none", which is the same for every job.
 
-    On one node the agent's log directory is new for each job and the same for its ranks and attempts. Over several
-    nodes there are as many agents, but the rendezvous has a real address.
+    On one node the agent's log directory is new for each job and the same for its ranks and attempts. With several
+    nodes each has its own agent, but the rendezvous has a real address.
     """
     if env.get("GROUP_WORLD_SIZE") == "1":
         for part in env.get("TORCHELASTIC_ERROR_FILE", "").split(os.sep):  # noqa: PTH206  pathlib is loaded by nothing else here
@@ -280,15 +280,15 @@ _identity: dict[str, Source] = {}
 
 def process_source() -> Source:
     """
-    Return this process's identity, finding it out at the first call.
+    Return this process's identity; the first call detects it.
 
-    Never raises, because events are looked at inside the training loop: where the launcher's variables make no sense
-    the process stands for itself, and its metadata says why.
+    Never raises, because it may be called inside the training loop. If the launcher's variables are invalid, the
+    identity is detected without them, and its metadata has the reason.
     """
     try:
         return _identity["source"]
     except KeyError:
-        # Of threads that find it out at the same time one wins, and all return what it found.
+        # If several threads detect it at the same time, all return what one of them found.
         return _identity.setdefault("source", _detected())
 
 
@@ -301,11 +301,11 @@ def _detected() -> Source:
 
 def set_process_source(source: Source | None, *, instead_of: Source | None = None) -> None:
     """
-    Let *source* be this process's identity from now on.
+    Make *source* this process's identity.
 
     Args:
-        source: None finds it out anew at the next call.
-        instead_of: Do so only if the identity is this very one; then the followers are called with *source*.
+        source: The identity; None detects it again when it is next needed.
+        instead_of: Change the identity only if it is this very object, and then call the followers with *source*.
     """
     with _changing:
         if instead_of is not None and _identity.get("source") is not instead_of:
@@ -324,15 +324,15 @@ _followers: list[Callable[[Source], object]] = []
 
 
 def follow_process_source(follow: Callable[[Source], object]) -> None:
-    """Have *follow* called with the new source whenever this process goes on under another id."""
+    """Have *follow* called with the new source whenever it replaces the known identity of this process."""
     _followers.append(follow)
 
 
 def _become_child() -> None:
     global _changing  # noqa: PLW0603  another thread of the parent's may have held it
     _changing = threading.RLock()
-    _made_here.clear()  # or two children of one parent would number under the same
-    # A parent that never asked who it is may be a launcher: its children find out for themselves.
+    _made_here.clear()  # else two children of one parent would number events under the same id
+    # A parent that never detected its identity may be a launcher: its children detect their own.
     found = _identity.get("source")
     if found is not None:
         child = found.child()
@@ -343,11 +343,11 @@ def _is_forked_from_server() -> bool:
     """
     Return whether this process was just forked from multiprocessing's fork server.
 
-    The server is a child of the process whose children it forks, and forks nothing for anybody else. It has joined the
-    job where it imported the main module, as from Python 3.14 on by default.
+    The server is a child of the process for which it forks children, and forks for no other process. It has joined the
+    job if it imported the main module, which it does by default from Python 3.14 on.
     """
     process = sys.modules.get("multiprocessing.process")
-    # A child of the server learns of its parent only after the fork; a child of that child knows of it already.
+    # A child of the server learns its parent process only after the fork; a child of that child already has it.
     return any(_FORK_SERVER in argument for argument in sys.orig_argv) and (
         process is not None and process.parent_process() is None
     )

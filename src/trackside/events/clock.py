@@ -7,7 +7,7 @@ a stream. Later (monotonic, wall) pairs are published as `ClockAnchored` events 
 change ``at_ns``.
 
 `Event` keeps its own copy of ``monotonic_ns`` and ``offset_ns``, because a function call per event would cost a
-fifth of building it; `installed` replaces the clock for tests, there too.
+fifth of building it. `installed` replaces the clock for tests, these copies included.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trackside._free_threading import immortal
 from trackside.events._fields import Value
 
 _LONGEST_S = 3.2e7
-"""A year."""
+"""About a year."""
 
 
 def ns_of(seconds: float) -> int | None:
-    """Return a time in *seconds* that an event states in ns; None if it is none, negative, or more than a year."""
+    """Return *seconds* in ns, as an event has them; None if they are NaN, negative, or more than a year."""
     return round(seconds * 1e9) if 0 <= seconds <= _LONGEST_S else None
 
 
@@ -40,7 +40,7 @@ class Anchor(Value):
     wall_ns: int
     """The wall clock at the same moment, in ns since the epoch."""
     uncertainty_ns: int
-    """Half the time the pair of readings took: the two may be this far apart."""
+    """Half the time that the two readings took: they may be this far apart."""
 
 
 def read_anchor(
@@ -49,7 +49,7 @@ def read_anchor(
     """
     Read both clocks as simultaneously as this process can.
 
-    The tightest of *tries* readings wins: one that the scheduler interrupted is wide and loses.
+    Returns the quickest of *tries* readings: one that the scheduler interrupted takes longer and is less exact.
     """
     best: Anchor | None = None
     for _ in range(tries):
@@ -86,7 +86,7 @@ def follow(follower: Follower) -> Follower:
 @contextlib.contextmanager
 def installed(monotonic: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> Iterator[None]:
     """
-    Let *monotonic* and *wall* be the clocks while the block runs; for tests.
+    Use *monotonic* and *wall* as the clocks while the block runs; for tests.
 
     The process is anchored anew at entry and gets its own anchor back at exit.
     """

@@ -1,7 +1,7 @@
 """
-Events that the goodput of a job is computed from, beyond spans and iterations, and the result itself.
+Events from which the goodput of a job is computed, besides spans and iterations, and the event with the result.
 
-A span's time is charged by its name, or by its attribute ``badput_type`` (`span_names.BADPUT_TYPE`), which may also be
+A span's time is charged by its name, or by its attribute ``badput_type`` (`span_names.BADPUT_TYPE`). This may also be
 the name of a bucket: ``ELASTIC_SLICE_DOWN``, ``ELASTIC_SCALE_UP`` and ``ELASTIC_REINITIALIZATION`` have no spans of
 their own.
 """
@@ -20,8 +20,8 @@ class StepStarted(Event):
     """
     A training step began; it lasts until the next one begins, or until the process ends in good order.
 
-    Published by readers of records that hold starts alone. Where ends are known, `IterationEnded` says more.
-    The step is the envelope's.
+    Published by readers of records that have only the starts of steps; if the ends are known, `IterationEnded` has
+    more. The step's number is the envelope's ``step``.
     """
 
 
@@ -40,9 +40,9 @@ class SlicesCounted(Event):
 @event("trackside.record.faulted", priority=ITERATION)
 class RecordFaulted(Event):
     """
-    Something is wrong with a record of another tool, all or part of which may be unusable.
+    A record of another tool is faulty, and all or part of it may be unusable.
 
-    Published by the reader of such records, where the record stood.
+    Published by the reader of such records, in place of the record.
     """
 
     problem: str
@@ -59,13 +59,13 @@ class GoodputUpdated(Event):
     elapsed_s: float
     productive_s: float
     goodput: float | None
-    """The productive share of the time, 0 to 1; None as long as there was no time."""
+    """The productive share of the time, 0 to 1; None while no time has passed."""
     effective_goodput: float | None = None
-    """The share that is left when steps count no more than the ideal step time."""
+    """The share if each step counts for at most the ideal step time."""
     degraded_s: float = 0.0
     """Productive time beyond the ideal step time."""
     badput_s: dict[str, Any] = attrs.field(factory=dict)
-    """By bucket; of ``CUSTOM_BADPUT_EVENTS`` by type."""
+    """By bucket; ``CUSTOM_BADPUT_EVENTS`` by type."""
     informational_s: dict[str, float] = attrs.field(factory=dict)
     excluded_s: float = 0.0
     attempts: int = 0
@@ -76,14 +76,14 @@ class GoodputUpdated(Event):
     ranks: dict[str, list[Any]] = attrs.field(factory=dict)
     """Columnar: ``rank``, ``productive_s``, ``goodput``, …; a value for each rank."""
     slowest: dict[str, Any] | None = None
-    """``rank``, ``bucket`` and ``cost_s`` of what cost the job most; None with one rank."""
+    """``rank``, ``bucket`` and ``cost_s`` of the largest cause of waiting; None with one rank."""
     slice_efficiency: dict[str, float] = attrs.field(factory=dict)
     """``stepping`` and ``available``, 0 to 1; empty if slices were never counted."""
     windows: dict[str, list[Any]] = attrs.field(factory=dict)
     """
     The rolling windows, which all end now.
 
-    Columnar: ``length_s``, ``elapsed_s`` (less than it where the session is younger), ``productive_s``, ``goodput``,
+    Columnar: ``length_s``, ``elapsed_s`` (less if the session is younger), ``productive_s``, ``goodput``,
     ``badput_s`` and ``disruptions``; a value for each window.
     """
     steps: dict[str, list[Any]] = attrs.field(factory=dict)

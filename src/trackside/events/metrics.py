@@ -1,9 +1,9 @@
 """
 Events that `TrainingMetrics` derives: One Logger's metric updates, under its attribute names, and more.
 
-A field named as an attribute of One Logger's means what One Logger says it does: over the whole job, which is this
-process since it began. The same over the window that has just closed is in an event of its own.
-Times are in seconds, and of iterations that did not fail. What is not known is None.
+A field with the name of a One Logger attribute has One Logger's meaning, over the whole job: this process since it
+began. A separate event has the same figures over the window that has just closed.
+Times are in seconds, and leave out failed iterations. A value that is not known is None.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class TrainingFigures(Event):
     """
     The figures of some training iterations that `TrainingMetricsUpdated` and `TrainingWindowUpdated` share.
 
-    Not published itself. The time of an iteration is from step to step: from the end of the one before to its own end,
-    data loading included, and validation, testing and checkpoints left out.
+    Not published itself. An iteration's time runs from the end of the previous iteration to its own end. It includes
+    data loading, and leaves out validation, testing and checkpoints.
     """
 
     avg_iteration_time_sec: float | None = None
@@ -35,10 +35,10 @@ class TrainingFigures(Event):
     total_flops: float | None = None
     """Floating-point operations of all ranks."""
     avg_forward_time_sec: float | None = None
-    """Per iteration that had a span ``model_forward``, over all of them in it."""
+    """The sum of the spans ``model_forward`` in an iteration, averaged over the iterations that had one."""
     avg_backward_time_sec: float | None = None
     avg_dataloader_time_sec: float | None = None
-    """Per iteration that had a span ``data_loading``, in it or before it in the same loop."""
+    """Like ``avg_forward_time_sec``, for the spans ``data_loading`` in an iteration or before it in the same loop."""
     avg_tflops: float | None = None
     """Of all ranks together, in 10¹² floating-point operations per second of iteration."""
     avg_tokens_per_second: float | None = None
@@ -48,7 +48,7 @@ class TrainingFigures(Event):
     train_throughput_per_gpu: float | None = None
     """In 10¹² floating-point operations per second of iteration."""
     train_throughput_per_gpu_max: float | None = None
-    """Of the single iteration with the most."""
+    """That of the iteration with the highest."""
     train_throughput_per_gpu_min: float | None = None
     mfu: float | None = None
     """Model FLOPs utilization: the throughput per GPU as a share of its peak, which the configuration names."""
@@ -60,22 +60,22 @@ class TrainingMetricsUpdated(TrainingFigures):
     The metrics of the training so far, over all iterations of this job.
 
     Derived by `TrainingMetrics` after every ``log_every_n_train_iterations`` completed iterations, counted over all
-    attempts, once those since the update before took 30 s together, and at the end of the training loop if iterations
-    are left. Belongs to the span of the training loop.
+    attempts, or earlier if the iterations since the previous update took 30 s together. Derived also at the end of the
+    training loop, if iterations are left. Belongs to the span of the training loop.
     """
 
     train_iterations_start: int
-    """Iterations that were completed before the loop began, as the loop's start says."""
+    """Iterations that were completed before the loop began, according to the loop's start event."""
     current_iteration: int
     """The step of the latest completed iteration, counted from 0."""
     num_iterations: int
     """Iterations completed in this job."""
     train_samples_start: int
     interval: int
-    """Iterations completed since the update before: those of the `TrainingWindowUpdated` of the same moment."""
+    """Iterations completed since the previous update: those of the `TrainingWindowUpdated` of the same moment."""
     latest_loss: float | None = None
     completed_floating_point_operations_overall: float | None = None
-    """Of all ranks and attempts, as far as the loop's start says what was done before it."""
+    """Of all ranks and attempts, if the loop's start event has the operations before it."""
     first_logged_train_iterations_finish_timestamp_sec: float | None = None
     """In seconds since the epoch."""
     last_logged_train_iterations_finish_timestamp_sec: float | None = None
@@ -84,7 +84,7 @@ class TrainingMetricsUpdated(TrainingFigures):
 @event("trackside.training_window.updated", priority=LIFECYCLE, derived=True)
 class TrainingWindowUpdated(TrainingFigures):
     """
-    The metrics of the latest training iterations: of those since the update before.
+    The metrics of the training iterations since the previous update.
 
     Derived by `TrainingMetrics` together with each `TrainingMetricsUpdated`, just before it.
     """
@@ -96,16 +96,16 @@ class TrainingWindowUpdated(TrainingFigures):
 @_define
 class EvaluationMetricsUpdated(Event):
     """
-    The metrics that validation and testing loops share, each at its end.
+    The metrics of validation or testing loops, at the end of one.
 
-    Not published itself. The window is the one loop that ended; the rest is about all loops of its kind in this job,
-    and None if they recorded no iterations.
+    Not published itself. The window is the loop that ended; the other fields are about all loops of its kind in this
+    job. Times are None if no iteration was completed.
     """
 
     current_iteration: int
     """The step of the latest completed training iteration; 0 if there was none."""
     interval: int
-    """Training iterations completed since the loop of this kind before."""
+    """Training iterations completed since the previous loop of this kind."""
     avg_iteration_time_sec: float | None = None
     min_iteration_time_sec: float | None = None
     max_iteration_time_sec: float | None = None
@@ -127,14 +127,14 @@ class EvaluationMetricsUpdated(Event):
 
 @event("trackside.validation_metrics.updated", priority=LIFECYCLE, derived=True)
 class ValidationMetricsUpdated(EvaluationMetricsUpdated):
-    """A validation loop ended. Derived by `TrainingMetrics` at its end, and belongs to its span."""
+    """A validation loop ended. Derived by `TrainingMetrics` at the loop's end; belongs to the loop's span."""
 
 
 @event("trackside.testing_metrics.updated", priority=LIFECYCLE, derived=True)
 class TestingMetricsUpdated(EvaluationMetricsUpdated):
-    """A testing loop ended. Derived by `TrainingMetrics` at its end, and belongs to its span."""
+    """A testing loop ended. Derived by `TrainingMetrics` at the loop's end; belongs to the loop's span."""
 
-    __test__ = False  # to pytest
+    __test__ = False  # it is no test, as pytest would think
 
 
 @event("trackside.productive_work.saved", priority=LIFECYCLE, derived=True)
@@ -142,22 +142,22 @@ class ProductiveWorkSaved(Event):
     """
     A checkpoint is complete, and the work in it can no longer be lost.
 
-    Derived by `TrainingMetrics` at each `CheckpointSaveSucceeded`. What is productive is what was done when the save
-    of the furthest complete checkpoint began; it never shrinks, whatever order successes come in.
+    Derived by `TrainingMetrics` at each `CheckpointSaveSucceeded`. Productive is the work that was done when the save
+    of the furthest complete checkpoint began. It never shrinks, in whatever order saves succeed.
     """
 
     checkpoint_strategy: str
     current_iteration: int
     """The global step of the checkpoint that is now complete."""
     first_successful_save_checkpoint_timestamp_sec: float
-    """In seconds since the epoch, by when it happened, as the next."""
+    """The earliest time of a success, in seconds since the epoch; the next field is the latest."""
     latest_successful_save_checkpoint_timestamp_sec: float
     save_checkpoint_success_count: int
     productive_train_iterations: int
-    """Of all attempts, as far as the loop knows where it starts."""
+    """Of all attempts, if the loop's start is known."""
     productive_train_samples: int
     productive_train_iterations_sec: float
-    """Of this job alone, as the next."""
+    """Of this job alone, like the next field."""
     productive_validation_iterations_sec: float
     productive_train_tflops: float | None = None
     """In 10¹² floating-point operations, of all ranks and attempts."""
@@ -173,10 +173,10 @@ class ProductiveWorkSaved(Event):
 @event("trackside.checkpoint_metrics.updated", priority=LIFECYCLE, derived=True)
 class CheckpointMetricsUpdated(Event):
     """
-    A save, or the part of an asynchronous one that blocks training, ended, well or not.
+    A save ended, or the part of an asynchronous save that blocks training. It may have failed.
 
     Derived by `TrainingMetrics` at the end of the save's span, to which it belongs. Saves of the two strategies are
-    counted apart.
+    counted separately.
     """
 
     save_checkpoint_sync_time_total_sec: float

@@ -22,7 +22,7 @@ class RankFellSilent(Event):
     last_seq: int = -1
     """The number of its last event that arrived; -1 if none did."""
     last_heard_ns: int
-    """The time when it was last heard of, by the collector's clock, in ns since the epoch."""
+    """The time when it was last heard, by the collector's clock, in ns since the epoch."""
     silent_s: float
     """The time since then, in seconds."""
     span: str = ""
@@ -33,7 +33,7 @@ class RankFellSilent(Event):
 
 @event("trackside.rank.spoke", priority=LIFECYCLE)
 class RankSpokeAgain(Event):
-    """A rank that had fallen silent was heard of again. Published by the collector."""
+    """A rank that had fallen silent was heard again. Published by the collector."""
 
     source_id: str
     run_id: str
@@ -54,33 +54,33 @@ class EventsLost(Event):
     source_id: str
     first_seq: int
     last_seq: int
-    """The numbers that are missing, both ends included."""
+    """The missing numbers are those from ``first_seq`` to this one, both included."""
     reason: str = ""
 
 
 @event("trackside.peer.cut", priority=LIFECYCLE)
 class PeerCut(Event):
-    """A peer sent more than its share, and what was beyond it was not read. Published by the collector."""
+    """A peer sent more than its share, and the excess was not read. Published by the collector."""
 
     peer: str
     """Role and fingerprint of its key, or its address in the collector; and the name that it gives itself."""
     reason: str
     messages: int
-    """The number that were passed over since it was cut."""
+    """Messages that were skipped since it was cut."""
     size_bytes: int
     since_ns: int
 
 
 @event("trackside.control.used", priority=LIFECYCLE)
 class ControlUsed(Event):
-    """Something was asked of the job from outside. Published by whom it was asked of, whether it was done or not."""
+    """The job got a control command from outside. Published by the receiver, whether the command was done or not."""
 
     verb: str
     arguments: dict[str, Any] = attrs.field(factory=dict)
     targets: list[str] = attrs.field(factory=list)
     """Ids of sources, or ``rank:N``; empty for all."""
     by: str = ""
-    """The sender: role and fingerprint of the key, or ``this machine`` where the file system lets only this user in."""
+    """The sender: role and fingerprint of the key, or ``this machine`` if the file system admits only this user."""
     done: bool = True
     outcome: str = ""
 
@@ -88,10 +88,10 @@ class ControlUsed(Event):
 @event("trackside.clock.compared", priority=LIFECYCLE)
 class ClockCompared(Event):
     """
-    A source's clock was compared with the collector's. Published by the collector, when it is known better than before.
+    A source's clock was compared with the collector's. Published by the collector, when the result is more exact.
 
-    An event with the source's time ``at_ns`` happened at ``at_ns − offset_ns`` by the collector's clock. Nothing
-    applies this; readers may, to put several ranks on one line.
+    An event with the source's time ``at_ns`` happened at ``at_ns − offset_ns`` by the collector's clock. The collector
+    does not change ``at_ns``; readers may apply the offset, to show several ranks on one time axis.
     """
 
     source_id: str
@@ -100,20 +100,20 @@ class ClockCompared(Event):
     uncertainty_ns: int
     """The true offset lies within this of *offset_ns*: half the shortest round trip (D. L. Mills, RFC 5905, 8)."""
     exchanges: int
-    """Round trips looked at."""
+    """Round trips that were compared."""
 
 
 @event("trackside.process.exited", priority=LIFECYCLE)
 class ProcessExited(Event):
     """
-    A process of the program that `trackside run` started is gone, at the time of this event.
+    A process of the program that `trackside run` started has exited, at the time of this event.
 
     Published by `trackside run` on Linux, into the logs of its job: a process that is killed records no end.
     """
 
     source_id: str
     exit_status: int | None = None
-    """Its exit code; of a process that a signal ended, the signal's number negated; None if it is not known."""
+    """Its exit code, or the negated number of the signal that ended it; None if it is not known."""
 
 
 @event("trackside.program.ended", priority=LIFECYCLE)
@@ -121,4 +121,4 @@ class ProgramEnded(Event):
     """The program that `trackside run` started has ended. Published by `trackside run`, into the logs of its job."""
 
     exit_status: int
-    """Its exit code; of a program that a signal ended, the signal's number negated."""
+    """Its exit code, or the negated number of the signal that ended it."""

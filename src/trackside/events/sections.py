@@ -1,8 +1,8 @@
 """
 Events with the times of sections and kernels, and the straggler scores that are computed from them.
 
-All per name and all per rank is columnar: parallel lists and packed arrays, so that neither many kernels nor many
-ranks meet the limits on maps.
+Values per name and per rank are columnar: parallel lists and packed arrays, so that many kernels or many ranks do not
+exceed the limits on maps.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ class SectionWindow(Event):
     """The number of the window; the same on all ranks for the same stretch of training."""
     first_step: int
     last_step: int
-    """The steps that it covers on this rank, both included; -1 where steps are not known."""
+    """The window covers the steps from ``first_step`` to this one on this rank, both included; -1 if not known."""
     start_ns: int
     """The time when it began, in ns since the epoch; it ended at ``at_ns``."""
     names: list[str]
     counts: list[int]
-    """Entries that were timed, those that a profiling interval skips left out."""
+    """Entries that were timed; a profiling interval skips some."""
     entries: list[int]
     """All entries."""
     min_ns: list[float]
     max_ns: list[float]
     median_ns: list[float]
-    """The mean of the two middle values where their number is even."""
+    """For an even number of values, the mean of the two in the middle."""
     mean_ns: list[float]
     std_ns: list[float]
-    """Of the population; 0 of a single value."""
+    """Of the population; 0 for a single value."""
     dropped: int = 0
     """Sections left out because there were too many names."""
     waits: list[str] = attrs.field(factory=list)
-    """Those of `names` in which the rank waits for others: who is long in them is not slow."""
+    """Those of `names` in which the rank waits for others: a rank with long times there is not slow."""
     groups: dict[str, str] = attrs.field(factory=dict)
-    """The rank's place in the job, by key: ``{"pipeline_stage": "3"}``. Ranks that share a value are peers."""
+    """The rank's position in the job, by key: ``{"pipeline_stage": "3"}``. Ranks that share a value are peers."""
 
 
 @event("trackside.kernel.window", priority=ITERATION)
@@ -58,7 +58,7 @@ class KernelWindow(Event):
     """
 
     window: int
-    """The number of the window; the same on all ranks, and as in `SectionWindow`."""
+    """The number of the window; the same on all ranks and in `SectionWindow`."""
     first_step: int
     last_step: int
     start_ns: int
@@ -79,14 +79,14 @@ class KernelWindow(Event):
 @event("trackside.gpu_timing.unavailable", priority=LIFECYCLE)
 class GpuTimingUnavailable(Event):
     """
-    GPU times were asked for and cannot be had, or not those of single kernels.
+    GPU times were requested and are not available, or not for single kernels.
 
-    Published once, by the first timer that was asked.
+    Published by the sections, when they find that out.
     """
 
     reason: str
     instead: str = ""
-    """The timings that take their place; empty if none do."""
+    """The timings that replace them; empty if there are none."""
 
 
 @event("trackside.straggler.report", priority=LIFECYCLE, derived=True)
@@ -103,17 +103,17 @@ class StragglerReport(Event):
     first_step: int
     last_step: int
     revision: int
-    """Windows of ranks it was made from; a later one with more replaces it."""
+    """The number of ranks' windows in it; a later report with more replaces it."""
     part: int = 0
     parts: int = 1
     group: str = ""
-    """The key by whose value ranks are peers; empty where all are."""
+    """Ranks with the same value of this key are peers; if it is empty, all ranks are."""
     ranks: bytes
     """Packed unsigned 32-bit integers, little-endian."""
     nodes: list[str]
     """The hosts, each once."""
     node_of: bytes
-    """For each rank an index into `nodes`, packed as `ranks`."""
+    """For each rank an index into `nodes`, packed like `ranks`."""
     columns: list[str]
     """``relative gpu``, ``individual gpu``, ``relative section NAME`` and ``individual section NAME``."""
     scores: bytes
@@ -122,10 +122,10 @@ class StragglerReport(Event):
     """Ranks × columns, a byte each: 0 for a score, else 1 + the index into `reason_names`."""
     reason_names: list[str]
     coverage: bytes
-    """For each rank the share of its kernel time that its relative GPU score speaks for, packed as `scores`."""
+    """For each rank the share of its kernel time that its relative GPU score covers, packed like `scores`."""
     columns_left_out: int = 0
-    """The number of further ones."""
+    """The number of further columns."""
     stragglers: list[list[Any]] = attrs.field(factory=list)
     """Rank, node, column, score, seconds lost per step, and the window and the step since which; the worst first."""
     stragglers_left_out: int = 0
-    """The number of further ones."""
+    """The number of further stragglers."""

@@ -1,7 +1,7 @@
 """
-The names of spans that models know, and the attributes they read from them; One Logger's where it has one.
+The names of the spans and of the span attributes that models read; One Logger's names where it has them.
 
-Iterations have no span events of their own: an `IterationEnded` of some kind is the span `OF_ITERATION` names.
+Iterations have no span events: an `IterationEnded` is the end of a span, which `OF_ITERATION` names for each kind.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ TRAIN_SAMPLES_TARGET: Final = "train_samples_target"
 TRAIN_TOKENS_TARGET: Final = "train_tokens_target"
 COMPLETED_FLOPS_OVERALL: Final = "completed_floating_point_operations_overall"
 
-# Attributes of a checkpoint's save, from its start; of its load, `CURRENT_ITERATION`, known at its end at the latest.
+# Attributes of a checkpoint's save, from its start. Its load has `CURRENT_ITERATION`, at its end at the latest.
 CHECKPOINT_STRATEGY: Final = "checkpoint_strategy"
 CURRENT_ITERATION: Final = "current_iteration"
-"""The global step that the checkpoint is of."""
+"""The global step of the checkpoint."""
 SAVE_CHECKPOINT_ATTEMPT_COUNT: Final = "save_checkpoint_attempt_count"
 """Saves begun in this process so far, this one and failed ones included."""
 
 BADPUT_TYPE: Final = "badput_type"
 """Set on any span, it marks the span's time as custom badput of this type."""
 THREAD: Final = "thread"
-"""Set on the spans of every thread but the main one, iterations aside: the thread's name."""
+"""The thread's name, on the spans of all threads except the main one; iterations do not have it."""
 
 ERROR: Final = "error"
-"""The name of a `SpanEventAdded` that records an exception; its attributes are the next four, as One Logger's."""
+"""The name of a `SpanEventAdded` that records an exception; its attributes are the next four, like One Logger's."""
 ERROR_MESSAGE: Final = "error_message"
 EXCEPTION_TYPE: Final = "exception_type"
 EXCEPTION_MESSAGE: Final = "exception_message"

@@ -9,7 +9,7 @@ from typing import Final
 from trackside.events._source import Source
 
 PADDING: Final = "0" * 16
-"""The end that makes a trace id of a source id; a trace id that ends so is taken for one."""
+"""The suffix that makes a source id a trace id; a trace id with this suffix is read as a source id."""
 
 _TRACE_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SOURCE_ID: Final = re.compile(r"[0-9a-f]{16}")
@@ -28,11 +28,11 @@ def trace_of(source: Source, known: Mapping[str, Source] = _NO_SOURCES) -> str:
     """
     Return the trace that the spans of *source* belong to, in 32 hexadecimal digits.
 
-    It is the one that the process was started in, else that of the process that started it, else one of its own.
+    It is the trace in which the process was started, else the trace of the process that started it, else its own.
 
     Args:
-        source: Whose spans.
-        known: Other sources by id: a parent among them may have been started by another one itself.
+        source: The source of the spans.
+        known: Other sources by id: a parent among them may itself have a parent.
     """
     for _ in range(_DEEPEST):
         parent = source.parent
@@ -48,8 +48,8 @@ def global_id(source: Source, span_id: int) -> int:
     """
     Return the number of a span of *source*, unique among all spans of its trace.
 
-    A process with a trace of its own has the trace's numbers to itself; one that shares a trace mixes its id in. Of an
-    id that is none, as a negative one, it is the number that its lowest 64 bits make.
+    A process with a trace of its own uses its span ids unchanged; a process that shares a trace mixes its source id in.
+    Only the lowest 64 bits of *span_id* count, so an invalid id, for example a negative one, has a number too.
     """
     span_id &= _LARGEST_ID
     return span_id if source.parent is None else (span_id ^ _mask(source.id)) or span_id

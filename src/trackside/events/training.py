@@ -1,8 +1,8 @@
 """
 Events of a training job and of the machine it runs on, beyond its spans and iterations.
 
-Together with `SpanStarted`, `SpanEnded` and `IterationEnded` (their names and attributes: `span_names`) these are
-all that the models of metrics and goodput read. ``span_id`` of each is the span that it belongs to.
+The models of metrics and goodput read these events together with `SpanStarted`, `SpanEnded` and `IterationEnded`
+(their names and attributes: `span_names`). ``span_id`` of each event is the span that it belongs to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JobConfigured(Event):
     application_name: str = ""
     perf_tags: list[str] = attrs.field(factory=list)
     one_logger_training_telemetry_version: str = ""
-    """The version of what publishes under One Logger's names: trackside's."""
+    """The version of trackside, which publishes under One Logger's names."""
     summary_data_schema_version: str = "1.0.0"
     custom_metadata: list[str] = attrs.field(factory=list)
     """As ``key:value``."""
@@ -39,7 +39,7 @@ class TrainingConfigured(Event):
 
     perf_tag: list[str]
     global_batch_size: int | None = None
-    """Samples per training iteration over all ranks; None where it varies and iterations say their own."""
+    """Samples per training iteration over all ranks; None if it varies and each iteration gives its own."""
     log_every_n_train_iterations: int = 50
     micro_batch_size: int | None = None
     seq_length: int | None = None
@@ -65,12 +65,12 @@ class CheckpointSaveSucceeded(Event):
     """
     A checkpoint is complete and can be resumed from.
 
-    Published by the code that saved it, as soon as that is known: of a synchronous save within its span, of an
-    asynchronous one at any time later, also after the loop and the application ended, in any order.
+    Published by the code that saved it, as soon as the success is known. For a synchronous save that is within its
+    span. For asynchronous saves it is any time later and in any order, even after the loop and the application ended.
     """
 
     global_step: int
-    """The identity of the save: the iteration that its span (``checkpoint_save_…``) named when it started."""
+    """The iteration that the save's span (``checkpoint_save_…``) named at its start; it identifies the save."""
     strategy: str = "sync"
     """``sync`` or ``async``."""
     save_span_id: int = 0
@@ -83,7 +83,7 @@ class CheckpointSaveSucceeded(Event):
 
 @event("trackside.checkpoint.failed", priority=LIFECYCLE)
 class CheckpointSaveFailed(Event):
-    """A checkpoint could not be saved. Published by the code that tried, as soon as that is known."""
+    """A checkpoint could not be saved. Published by the code that tried, as soon as the failure is known."""
 
     global_step: int
     strategy: str = "sync"
@@ -92,21 +92,21 @@ class CheckpointSaveFailed(Event):
     duration_ns: int | None = None
     """From the start of the save to its failure; None if the start is not known."""
     error: dict[str, str] | None = None
-    """``type`` and ``message`` of the exception; None if there was none to see."""
+    """``type`` and ``message`` of the exception; None if none is known."""
 
 
 @event("trackside.stall.detected", priority=LIFECYCLE)
 class StallDetected(Event):
     """
-    No training step has ended for ten times the usual, and at least a minute. Published by the job, once in each stall.
+    No training step has ended for ten times the usual time and at least a minute. Published by the job, once per stall.
 
-    ``step`` is the last one that ended.
+    ``step`` is the last step that ended.
     """
 
     stalled_s: float
     """The time for which no step has ended, in seconds."""
     usual_s: float
-    """The median time from step to step before, in seconds."""
+    """The median time from step to step before the stall, in seconds."""
     stacks: dict[str, str] = attrs.field(factory=dict)
     """By thread name: a line ``file:line in function`` for each frame, the innermost last."""
     open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
@@ -120,7 +120,7 @@ class MetricsLogged(Event):
     """The script or its framework logged named values. Published by `trackside.metrics`, for its step."""
 
     values: dict[str, Any]
-    """By name: numbers, as a rule. A tensor is one when it is encoded."""
+    """By name; mostly numbers. A tensor becomes a number when it is encoded."""
 
 
 @event("trackside.config.logged", priority=LIFECYCLE)
@@ -147,7 +147,7 @@ class ExceptionRaised(Event):
     traceback: str = ""
     """The innermost frames as text, at most 16,000 characters."""
     span_name: str = ""
-    """The innermost span that it left; empty if there was none."""
+    """The name of the innermost span that it left; empty if there was none."""
     is_out_of_memory: bool = False
     """Whether a device or the host had no memory left."""
 
@@ -155,9 +155,9 @@ class ExceptionRaised(Event):
 @event("trackside.span.out_of_order", priority=ITERATION)
 class SpanOutOfOrder(Event):
     """
-    A span was opened or closed out of order, and everything went on.
+    A span was opened or closed out of order.
 
-    Published by the instrument that noticed, at the moment of noticing. ``span_id`` is that span; 0 if it is none.
+    Published by the instrument that noticed, at that moment. ``span_id`` is the span's id; 0 if it has none.
     """
 
     name: str
@@ -168,7 +168,7 @@ class SpanOutOfOrder(Event):
 @event("trackside.system.sampling_started", priority=LIFECYCLE)
 class SystemSamplingStarted(Event):
     """
-    CPU, memory and GPU are read from now on. Published once, by the system's sampling.
+    CPU, memory and GPU are sampled from now on. Published once, by the system sampling.
 
     The readings come in `CounterWindow` events.
     """
@@ -176,4 +176,4 @@ class SystemSamplingStarted(Event):
     sampled: list[str]
     """The names of the gauges that have the readings."""
     absent: dict[str, str] = attrs.field(factory=dict)
-    """The reason why a part (``cpu``, ``gpu``) cannot be read, by its name."""
+    """The reason why a part (``cpu``, ``gpu``) cannot be read, by the part's name."""

@@ -48,7 +48,7 @@ class SpanStarted(EventOfSpan):
 
 @event("trackside.span.ended", priority=LIFECYCLE)
 class SpanEnded(EventOfSpan):
-    """A span was closed. Published by the span, at its end; the priority is the subclass's."""
+    """A span was closed. Published by the span, at its end; subclasses have other priorities."""
 
     name: str
     duration_ns: int
@@ -59,12 +59,12 @@ class SpanEnded(EventOfSpan):
 
 @event("trackside.span.ended.iteration", priority=ITERATION)
 class IterationSpanEnded(SpanEnded):
-    """A span that comes about once a step was closed. It had no `SpanStarted`."""
+    """A span that occurs about once a step was closed. It had no `SpanStarted`."""
 
 
 @event("trackside.span.ended.profile", priority=PROFILE)
 class ProfileSpanEnded(SpanEnded):
-    """A span that comes several times a step was closed. It had no `SpanStarted`."""
+    """A span that occurs several times a step was closed. It had no `SpanStarted`."""
 
 
 @event("trackside.span.event", priority=ITERATION)
@@ -107,18 +107,18 @@ class CounterWindow(Event):
     end_ns: int
     """The window's bounds, in ns since the epoch."""
     count: int
-    """Values added in the window; 0 says that there were none."""
+    """Values added in the window; 0 if there were none."""
     values: dict[str, float] = attrs.field(factory=dict)
     """The aggregations asked for, by name: ``mean``, ``max``, ``p99``, … in the counter's unit."""
     sketch: bytes = b""
     """The window's mergeable sketch; empty if no percentile was asked for."""
     total_count: int
     total_sum: float
-    """Since the counter was made, so that a lost window costs resolution and never the total."""
+    """Count and sum since the counter was made: a lost window costs resolution and never the total."""
     non_finite: int = 0
     """Samples of the window that were NaN or infinite. NaN is in no figure above; an infinity is in all of them."""
     before_non_finite: int = 0
-    """Samples of the window before the first of these."""
+    """Samples of the window before its first non-finite one."""
 
 
 @event("trackside.heartbeat", priority=LIFECYCLE)
@@ -128,7 +128,7 @@ class Heartbeat(Event):
     sequence: int
     """Heartbeats before this one."""
     interval_s: float = 1.0
-    """The configured time until the next one, in seconds; how long a silence says something follows from it."""
+    """The configured time until the next one, in seconds; it determines when a process counts as silent."""
     counts: dict[str, int] = attrs.field(factory=dict)
     """The bus's counts: ``logged``, ``dropped``, ``failed``, ``in_queue``, …"""
     open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
@@ -137,7 +137,7 @@ class Heartbeat(Event):
 
 @event("trackside.events.dropped", priority=LIFECYCLE)
 class EventsDropped(Event):
-    """Events were given up for lack of room. Published by the bus when the next batch went through."""
+    """Events were dropped for lack of room. Published by the bus when the next batch went through."""
 
     by_type: dict[str, int]
     """The number since the last such event, by wire name."""
@@ -148,7 +148,7 @@ class EventsDropped(Event):
 
 @event("trackside.handler.suspended", priority=LIFECYCLE)
 class HandlerSuspended(Event):
-    """A handler that kept failing was set aside. Published by the bus; the handler is tried again later."""
+    """A handler that kept failing was suspended. Published by the bus; the handler is tried again later."""
 
     handler: str
     failures: int
@@ -162,9 +162,9 @@ class HandlerSuspended(Event):
 @event("trackside.event.unknown", priority=ITERATION)
 class UnknownEvent(Event):
     """
-    An event of a type this reader does not know, or whose fields are not what the type says.
+    An event of a type that this reader does not know, or whose fields do not fit the type.
 
-    Made by decoders, never published: writing it out again restores what was read.
+    Made by decoders, never published: encoding it again gives what was read.
     """
 
     name: str

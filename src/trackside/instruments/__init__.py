@@ -1,8 +1,8 @@
 """
-The way in: what emits.
+The instruments, with which a training job emits events.
 
-The spans of a training job as context managers and decorators; the same moments as callbacks are in
-`trackside.instruments.callbacks`. Imports only `trackside.bus` and `trackside.events`.
+The spans of the job are context managers and decorators; `trackside.instruments.callbacks` has the same moments as
+callbacks. No module here imports handlers, the job or integrations.
 """
 
 from trackside.events._ambient import next_id

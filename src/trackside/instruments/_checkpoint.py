@@ -1,4 +1,4 @@
-"""Checkpoints: loading, saving at once or in the background, and what became of each save."""
+"""Checkpoints: loading, saving at once or in the background, and the outcome of each save."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _wants: Final = default_bus.wants
 _log: Final = default_bus.log
 _next_attempt: Final = itertools.count(1).__next__
 _pending: Final[dict[int, CheckpointSave]] = {}
-"""By global step, the saves of which the outcome is not known; the oldest is forgotten first."""
+"""The saves whose outcome is not known, by global step; the oldest is forgotten first."""
 
 
 class CheckpointSave(Span):
     """
-    A checkpoint being saved: the span of the save, or of its blocking part, and what became of it.
+    A checkpoint being saved: the span of the save, or of its blocking part, and the save's outcome.
 
-    Made by `checkpoint_save`. A synchronous save has succeeded when its block is left without an exception. Of an
+    Made by `checkpoint_save`. A synchronous save has succeeded when its block ends without an exception. For an
     asynchronous one `succeeded` or `failed` records that later, from any thread, also after the loop or the job ended.
 
     Attributes:
-        global_step: The iteration that the checkpoint is of; it identifies the save.
+        global_step: The iteration of the checkpoint; it identifies the save.
         strategy: ``sync`` or ``async``.
     """
 
@@ -77,7 +77,7 @@ class CheckpointSave(Span):
 
         Args:
             at_ns: When it ended, in ns since the epoch; now unless given.
-            error: The exception that ended it: the save has failed.
+            error: The exception that ended it; then the save has failed.
         """
         end_ns = clock.now_ns() if at_ns is None else at_ns
         if not self._has_outcome and self._opened_ns is not None:
@@ -98,12 +98,12 @@ class CheckpointSave(Span):
         at_ns: int | None = None,
     ) -> None:
         """
-        Say that the checkpoint is complete and can be resumed from.
+        Report that the checkpoint is complete and can be resumed from.
 
         Args:
-            path: Where it is.
-            size_bytes: How large it is.
-            at_ns: When that was so, in ns since the epoch; now unless given.
+            path: The path of the checkpoint.
+            size_bytes: Its size.
+            at_ns: The time of the success, in ns since the epoch; now unless given.
         """
         at_ns = clock.now_ns() if at_ns is None else at_ns
         self._settle()
@@ -113,11 +113,11 @@ class CheckpointSave(Span):
 
     def failed(self, error: BaseException | None = None, *, at_ns: int | None = None) -> None:
         """
-        Say that there will be no checkpoint from this save.
+        Report that there will be no checkpoint from this save.
 
         Args:
-            error: What went wrong, if there was an exception.
-            at_ns: When, in ns since the epoch; now unless given.
+            error: The exception, if there was one.
+            at_ns: The time of the failure, in ns since the epoch; now unless given.
         """
         at_ns = clock.now_ns() if at_ns is None else at_ns
         self._settle()
@@ -162,17 +162,17 @@ def checkpoint_save(
         future.add_done_callback(lambda _: save.succeeded())
 
     Args:
-        global_step: The iteration that the checkpoint is of.
+        global_step: The iteration of the checkpoint.
         strategy: ``sync`` or ``async``; as configured unless given.
-        path: Where it goes.
-        attributes: What else is known of it.
+        path: The path to which it is saved.
+        attributes: Further attributes of the span.
     """
     chosen = strategy_for(strategy)
     return CheckpointSave(global_step, chosen, save_attributes(global_step, chosen, path, attributes))
 
 
 def strategy_for(given: str | None) -> str:
-    """Return the strategy *given*; the configured one if there is none, or, with a word about it, if it is wrong."""
+    """Return the strategy *given*; the configured one if it is None or invalid, and report an invalid one."""
     if given is not None:
         if given in span_names.OF_CHECKPOINT_SAVE:
             return given
@@ -194,7 +194,7 @@ def save_attributes(
 
 
 def save_of(global_step: int) -> CheckpointSave:
-    """Return the save of *global_step* whose outcome is open; one whose begin was not seen if there is none."""
+    """Return the save of *global_step* that has no outcome yet; if there is none, a new one without a start."""
     save = _pending.get(global_step)
     if save is None:
         strategy = training_defaults().save_checkpoint_strategy
@@ -210,25 +210,25 @@ def checkpoint_succeeded(
     at_ns: int | None = None,
 ) -> None:
     """
-    Say that the checkpoint of *global_step* is complete, from wherever that is known.
+    Report that the checkpoint of *global_step* is complete, from any code that knows it.
 
     Args:
         global_step: As it was given to `checkpoint_save`.
-        path: Where it is.
-        size_bytes: How large it is.
-        at_ns: When that was so, in ns since the epoch; now unless given.
+        path: The path of the checkpoint.
+        size_bytes: Its size.
+        at_ns: The time of the success, in ns since the epoch; now unless given.
     """
     save_of(global_step).succeeded(path=path, size_bytes=size_bytes, at_ns=at_ns)
 
 
 def checkpoint_failed(global_step: int, error: BaseException | None = None, *, at_ns: int | None = None) -> None:
     """
-    Say that there will be no checkpoint of *global_step*, from wherever that is known.
+    Report that there will be no checkpoint of *global_step*, from any code that knows it.
 
     Args:
         global_step: As it was given to `checkpoint_save`.
-        error: What went wrong, if there was an exception.
-        at_ns: When, in ns since the epoch; now unless given.
+        error: The exception, if there was one.
+        at_ns: The time of the failure, in ns since the epoch; now unless given.
     """
     save_of(global_step).failed(error, at_ns=at_ns)
 
@@ -238,8 +238,8 @@ def checkpoint_save_finalization(global_step: int | None = None, **attributes: A
     Return the span of completing an asynchronous save; use it with ``with``, or as a decorator.
 
     Args:
-        global_step: The iteration that the checkpoint is of.
-        attributes: What else is known of it.
+        global_step: The iteration of the checkpoint.
+        attributes: Further attributes of the span.
     """
     known = {} if global_step is None else {span_names.CURRENT_ITERATION: global_step}
     return Span(span_names.CHECKPOINT_SAVE_FINALIZATION, SpanEnded, {**known, **attributes})
@@ -252,10 +252,10 @@ def checkpoint_load(
     Return the span of loading a checkpoint; use it with ``with``, or as a decorator.
 
     Args:
-        global_step: The iteration that the checkpoint is of, if it is known before; `Span.set` sets it later as
+        global_step: The iteration of the checkpoint, if it is known before; `Span.set` sets it later as
             ``current_iteration``.
-        path: Where it is.
-        attributes: What else is known of it.
+        path: The path of the checkpoint.
+        attributes: Further attributes of the span.
     """
     known: dict[str, Any] = {} if global_step is None else {span_names.CURRENT_ITERATION: global_step}
     if path is not None:

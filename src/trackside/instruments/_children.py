@@ -1,11 +1,11 @@
 """
 The spans under which child threads and child processes begin.
 
-A child process begins under the span in which it was started: the environment names it. A thread begins outside of
-every span, whatever this Python lets threads inherit, because a thread of a pool or of a data loader outlives the span
-in which it was started. Without the interpreter lock, and with ``-X thread_inherit_context=1``, Python 3.14 and later
-copy the context of the starter; there, trackside's own variables are left out of the copy. A context that is handed
-over on purpose, as by `asyncio.to_thread` or ``Thread(context=…)``, keeps them.
+A child process begins under the span in which it was started, which the environment names. A thread begins outside of
+every span, because a thread of a pool or of a data loader outlives the span in which it was started. Without the
+interpreter lock, and with ``-X thread_inherit_context=1``, Python 3.14 and later copy the context of the starter;
+there, trackside's own variables are left out of the copy. A context that is passed on purpose, for example by
+`asyncio.to_thread` or ``Thread(context=…)``, keeps them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def parent_from(environ: Mapping[str, str] | None = None) -> Parent | None:
     """
     Return the span under which this process was started, or None if its parent did not name one.
 
-    Read are ``TRACKSIDE_PARENT``, else W3C's ``TRACEPARENT``, of which the source is the trace: 32 hexadecimal
-    digits, or the 16 of a source of ours. What is malformed is passed over, as the W3C recommends.
+    Reads ``TRACKSIDE_PARENT``, else W3C's ``TRACEPARENT``. In the latter the source is the trace: 32 hexadecimal
+    digits, or 16 for a source of trackside's. A malformed value is ignored, as the W3C recommends.
     """
     env = os.environ if environ is None else environ
     ours = _OUR_PARENT.fullmatch(env.get(VARIABLE, ""))
@@ -66,7 +66,7 @@ _OURS: Final[tuple[ContextVar[Any], ...]] = (ambient, next_step)
 
 
 def begin_outside_of_spans() -> None:
-    """Let threads that are started from now on begin outside of every span, where they would inherit one."""
+    """Have threads that are started from now on begin outside of every span, if they would inherit one."""
     if not getattr(sys.flags, "thread_inherit_context", 0):
         return
     start = threading.Thread.start

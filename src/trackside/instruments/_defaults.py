@@ -9,12 +9,12 @@ from trackside.events import Value
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class TrainingDefaults(Value):
-    """The values of arguments that a loop or a save is not given."""
+    """The default arguments of loops and saves."""
 
     save_checkpoint_strategy: str = "sync"
     """``sync`` or ``async``."""
     global_batch_size: int | None = None
-    """Samples per training iteration over all ranks; None where it varies."""
+    """Samples per training iteration over all ranks; None if it varies."""
     seq_length: int | None = None
     """Tokens per sample."""
     flops_per_sample: int | None = None
@@ -31,6 +31,6 @@ def training_defaults() -> TrainingDefaults:
 
 
 def set_training_defaults(defaults: TrainingDefaults) -> None:
-    """Let *defaults* hold for loops and saves that begin from now on."""
+    """Use *defaults* for loops and saves that begin from now on."""
     global _defaults  # noqa: PLW0603  a process trains for one job
     _defaults = defaults

@@ -22,7 +22,7 @@ class Share:
 
     Args:
         part: Returns a total that only grows.
-        whole: Returns the total by whose growth to divide.
+        whole: Returns the total whose growth is the divisor.
     """
 
     def __init__(self, part: Callable[[], float], whole: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""The GPU's time of sections, measured without ever waiting for it."""
+"""GPU times of sections, measured without ever waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_PENDING: Final = 4096
-"""Stretches that the GPU may not yet have finished; further ones are counted as lost."""
+"""The most stretches that the GPU has not finished yet; further ones are counted as lost."""
 
 
 class GpuTimer(Protocol):
-    """Marks places in the GPU's current stream, and says later how far they are apart. Nothing here may wait."""
+    """Marks the ends of stretches of the GPU's current stream, and times them later. No method may wait."""
 
     def begin(self) -> Any:
-        """Mark where a stretch begins; None if that cannot be done now, as while a graph is captured."""
+        """Mark the start of a stretch; None if that is impossible now, for example while a graph is captured."""
 
     def end(self, mark: Any) -> None:
-        """Mark where it ends."""
+        """Mark the end of the stretch."""
 
     def elapsed_ns(self, mark: Any) -> int | None:
-        """Return how long it took and let go of *mark*; None while the GPU is not yet there."""
+        """Return the stretch's time and release *mark*; None while the GPU has not finished the stretch."""
 
     def after_fork(self) -> None:
-        """Leave alone what belongs to the parent, in a child that was forked."""
+        """In a forked child, leave the parent's objects alone."""
 
 
 class KernelSource(Protocol):
@@ -44,16 +44,16 @@ class KernelSource(Protocol):
         """Record from now on; False if there is no room for it."""
 
     def end(self) -> None:
-        """Record no more, unless it was begun more often."""
+        """Stop recording, unless `begin` was called more often than this."""
 
     def drain(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """Return the statistics by kernel since the last call, and how many launches were lost."""
 
     def flush(self) -> None:
-        """Fetch what is finished now."""
+        """Fetch the records of the kernels that are finished now."""
 
     def close(self) -> None:
-        """Let the GPU's records go."""
+        """Release the GPU's records."""
 
 
 _RECORDED: Final = object()
@@ -62,14 +62,14 @@ _RECORDED: Final = object()
 
 class GpuSections:
     """
-    The stretches under way on the GPU, and the times of those that are over.
+    The stretches that run on the GPU, and the times of those that have ended.
 
-    Single kernels are recorded where that can be done, stretches of the stream are timed where it cannot.
+    Single kernels are recorded if that is possible; else stretches of the stream are timed.
 
     Args:
-        bus: Where it is published why there are no GPU times, or none of single kernels.
+        bus: Publishes the reason why there are no GPU times, or none of single kernels.
         find_timer: Returns the timer, or raises with the reason why there is none.
-        find_kernels: Returns what records kernels, or raises with the reason why there is none.
+        find_kernels: Returns the recorder of kernels, or raises with the reason why there is none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class GpuSections:
             return None
 
     def _find(self) -> None:
-        """Find what records kernels, or else what times stretches."""
+        """Find the recorder of kernels, else the timer of stretches."""
         if self._timer is not None or self._kernels is not None or self._is_off:
             return  # another thread was quicker
         if self._find_kernels is not None:
@@ -117,7 +117,7 @@ class GpuSections:
             self._turn_off(error)
 
     def _fall_back(self, error: Exception) -> None:
-        """Time stretches in place of kernels from now on, and say once why."""
+        """Time stretches instead of kernels from now on, and publish the reason once."""
         if is_from_signal_handler(error):
             raise error
         kernels, self._kernels, self._find_kernels = self._kernels, None, None
@@ -137,7 +137,7 @@ class GpuSections:
             self._turn_off(error)
 
     def end(self, name: str, mark: Any, *, failed: bool) -> None:
-        """Mark the end of the stretch that began at *mark*; of one that *failed* the time is not kept."""
+        """Mark the end of the stretch that began at *mark*; if it *failed*, its time is not kept."""
         if mark is _RECORDED:
             self._end_recording()
             return
@@ -164,7 +164,7 @@ class GpuSections:
             self._give_up(error)
 
     def collect(self) -> None:
-        """Take in the times of the stretches that the GPU has finished; in order, up to the first that it has not."""
+        """Collect the times of finished stretches, in order, up to the first that the GPU has not finished."""
         while self._pending and self._timer is not None and not self._is_off:
             name, mark = self._pending[0]
             try:
@@ -181,7 +181,7 @@ class GpuSections:
                 times.fold()
 
     def close(self) -> tuple[list[tuple[str, SectionSummary]], int]:
-        """Return the statistics since the last call, and how many stretches were lost; what is pending comes later."""
+        """Return the statistics since the last call, and how many stretches were lost; pending ones come later."""
         if self._kernels is not None:
             try:
                 return self._kernels.drain()
@@ -193,7 +193,7 @@ class GpuSections:
         return [(name, summary) for name, summary in summaries if summary is not None], lost
 
     def flush(self) -> None:
-        """Fetch the kernels that are finished now; elsewhere a thread does that once a second."""
+        """Fetch the kernels that are finished now; a thread also does so once a second."""
         if self._kernels is not None:
             try:
                 self._kernels.flush()
@@ -207,14 +207,14 @@ class GpuSections:
             self._timer.after_fork()
 
     def leave(self) -> None:
-        """Let go of what records kernels."""
+        """Release the recorder of kernels."""
         kernels, self._kernels = self._kernels, None
         self._is_off = True
         if kernels is not None:
             kernels.close()
 
     def _turn_off(self, error: Exception, before: str = "") -> None:
-        """Go on without GPU times, and say once why."""
+        """Continue without GPU times, and publish the reason once."""
         if is_from_signal_handler(error):
             raise error
         self._is_off = True
@@ -242,11 +242,11 @@ class GpuSection(Section):
         is_timed = self._start_ns > 0
         try:
             self._marks.append(self._gpu.begin() if is_timed else None)
-        except BaseException:  # of the program's signal handler: Python does not call __exit__ after it
+        except BaseException:  # raised by a signal handler: Python does not call __exit__ then
             super().__exit__(*sys.exc_info())
             raise
         if is_timed:
-            self._restart()  # what it took to begin on the GPU is not the block's
+            self._restart()  # the time to begin on the GPU is not the block's
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Iterations: the spans of loops, with what was done in them."""
+"""Iterations: the spans of loops, with the work that was done in them."""
 
 # ruff: noqa: PLR0917, PT028 -- keywords cost time between ourselves; testing_iteration is no test
 
@@ -38,7 +38,7 @@ _known_attributes: Final[set[str]] = set()
 
 
 def _suggest(names: Iterable[str]) -> None:
-    """Say once of each attribute that is spelt nearly like a field that the field may be meant."""
+    """Warn once about each attribute that is spelt nearly like a field."""
     for name in names:
         if name not in _known_attributes and len(_known_attributes) < _MOST_KNOWN:
             _known_attributes.add(name)
@@ -51,7 +51,7 @@ next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(
     "trackside.next_step",
     default=itertools.count().__next__,  # one count for all loops without numbers of their own
 )
-"""Gives the training loop around its next step, where iterations are not given theirs."""
+"""Returns the next step in the training loop around, for iterations that are not given a step."""
 
 
 class Iteration(Span):
@@ -64,7 +64,7 @@ class Iteration(Span):
     Attributes:
         kind: ``training``, ``validation`` or ``testing``.
         step: The training step, known once it is open; -1 for none.
-        failed: Whether it is to count as failed; an exception that leaves it makes it so.
+        failed: Whether it counts as failed even if no exception leaves it.
     """
 
     __slots__ = ("_given_step", "failed", "flops", "kind", "loss", "samples", "step", "tokens")
@@ -110,7 +110,7 @@ class Iteration(Span):
             if _wants(IterationEnded) or _span.annotator is not None:
                 self._enter(around, step, at_ns)
             else:
-                # No handler wants iterations; what others log inside has its step nevertheless.
+                # No handler wants iterations, but events that are logged inside still get the step.
                 self.id = 0
                 self._around = around
                 self._thread = threading.get_ident()
@@ -133,14 +133,14 @@ class Iteration(Span):
         **attributes: Any,
     ) -> None:
         """
-        Say what was done in the iteration, at any time before it ends.
+        Record the work done in the iteration, at any time before it ends.
 
         Args:
             samples: Samples processed, over all ranks.
             tokens: Tokens processed, over all ranks.
             flops: Floating-point operations done by this rank.
-            loss: The loss. A tensor is detached and read later, on telemetry's own thread, so that the device is
-                not waited for; it must not be changed in place meanwhile.
+            loss: The loss. A tensor is detached and read later, on telemetry's own thread, so that nothing waits for
+                the device. Until then it must not be changed in place.
             attributes: Anything else; published as a span event named ``attributes`` when the iteration ends.
         """
         if samples is not None:
@@ -158,7 +158,7 @@ class Iteration(Span):
             self.attributes: dict[str, Any] = {**(self.attributes if self.id else {}), **attributes}
 
     def fail(self) -> None:
-        """Let it count as failed, though no exception leaves it; a failed iteration is not productive."""
+        """Count it as failed, though no exception leaves it; a failed iteration is not productive."""
         self.failed = True
 
     def _leave(
@@ -181,7 +181,7 @@ class Iteration(Span):
                 _surround(self._around)
             elif not self._step_out(inside):
                 return
-            # Filled in by hand, as in Span._leave.
+            # Filled without the constructor, as in Span._leave.
             ended = _new_event(IterationEnded)
             ended.at_ns = end_ns
             ended.span_id = self.id
@@ -254,8 +254,8 @@ class _Unheard(Iteration):
     """
     A stand-in for every iteration of a kind while no handler is subscribed: it has no state and does nothing.
 
-    Making an `Iteration` that will say nothing would cost twice as much as this. It still counts the steps, so that
-    who subscribes later sees the right ones.
+    Making an `Iteration` that publishes nothing would cost twice as much. It still counts the steps, so that a later
+    subscriber sees the right ones.
     """
 
     __slots__ = ("_counts",)
@@ -286,7 +286,7 @@ class _Unheard(Iteration):
 
 _UNHEARD: Final = {kind: (_Unheard(kind, None), _Unheard(kind, -1)) for kind in span_names.OF_ITERATION}
 _UNHEARD_TRAINING, _UNHEARD_VALIDATION, _UNHEARD_TESTING = _UNHEARD.values()
-"""Of each kind the one without a step of its own, and the one with."""
+"""For each kind, the stand-in without a given step and the one with."""
 
 
 def training_iteration(
@@ -307,7 +307,7 @@ def training_iteration(
                 iteration.set(loss=train_step(batch), samples=len(batch))
 
     Args:
-        step: Its number, from 0. Without it the training loop around counts, from its ``train_iterations_start``.
+        step: Its number, from 0. Unless given, the training loop around counts, from its ``train_iterations_start``.
         samples: Samples processed, over all ranks.
         tokens: Tokens processed, over all ranks.
         flops: Floating-point operations done by this rank.

@@ -22,10 +22,10 @@ def metrics(values: Mapping[str, Any] = _NO_VALUES, /, *, step: int | None = Non
         trackside.metrics({"eval/accuracy": 0.93}, step=100)
 
     All of them are one `MetricsLogged` event, and each number is a `stat` of the same name too, so that reports and
-    sinks show it as a curve. What is no number is in the event alone, as it is.
+    sinks show it as a curve. A value that is no number is only in the event, unchanged.
 
     Args:
-        values: The values by name, for names that are no Python words.
+        values: The values by name, for names that are no Python identifiers.
         step: The step that they belong to; the one around the call unless given, -1 for none.
         named: More values.
     """
@@ -46,7 +46,7 @@ def metrics(values: Mapping[str, Any] = _NO_VALUES, /, *, step: int | None = Non
 def _record(name: str, value: float) -> None:
     try:
         stat(name).record(value)
-    except ConfigError as error:  # it is no name for a stat: the event has the value
+    except ConfigError as error:  # the name is not valid for a stat: only the event has the value
         tolerated(name, error)
 
 
@@ -77,8 +77,8 @@ def config(values: Mapping[str, Any]) -> None:
         trackside.config({"lr": 3e-4, "batch_size": 64, "model": {"layers": 12}})
 
     Args:
-        values: By name; nested mappings are written flat, as ``model.layers``. What is no text, number or flag is
-            recorded as text.
+        values: By name; nested mappings are flattened, for example to ``model.layers``. A value that is no text,
+            number, flag or None is recorded as text.
     """
     if default_bus.wants(ConfigLogged):
         try:

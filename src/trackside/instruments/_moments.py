@@ -19,17 +19,17 @@ S = TypeVar("S", bound=Span)
 
 _get_ident: Final = threading.get_ident
 _open: Final[dict[tuple[str, int], Span]] = {}
-"""By name and thread: of each name one may be open in a thread."""
+"""By name and thread: a thread may have one open span of each name."""
 watched_loops: Final[list[Callable[[BaseException | None], object]]] = []
 """
-Of each loop that an integration watches without a hook for its end, the function that ends what is open.
+For each loop that an integration watches without a hook for its end, the function that ends its open spans.
 
-It is called when the job ends, with the exception that ends it or None.
+It is called when the job ends, with the exception that ends the job or None.
 """
 
 
 def begin(span: S, start_time_msec: float | None) -> S:
-    """Open *span*; one of its name that is still open in this thread is closed first."""
+    """Open *span*; a span of the same name that is still open in this thread is closed first."""
     at_ns = to_ns(span.name, start_time_msec)
     key = (span.name, _get_ident())
     earlier = _open.pop(key, None)
@@ -45,7 +45,7 @@ def pop_open(*names: str) -> Span | None:
     """
     Return the open span of one of *names*, to be ended: this thread's, else any other's.
 
-    If there is none, say so and return None.
+    If there is none, report that and return None.
     """
     ident = _get_ident()
     for name in names:
@@ -61,7 +61,7 @@ def pop_open(*names: str) -> Span | None:
 
 
 def end(span: Span, at_ns: int | None) -> None:
-    """Close *span*, and before it whatever callbacks opened inside it and left open."""
+    """Close *span*, and before it the spans that callbacks opened inside it and left open."""
     if not is_innermost(span):
         for key, inner in sorted(_open.items(), key=lambda item: -item[1].id):
             if is_within(inner, span):
@@ -73,7 +73,7 @@ def end(span: Span, at_ns: int | None) -> None:
 
 
 def end_all(reason: str, at_ns: int | None) -> None:
-    """Close whatever callbacks have left open, the innermost first."""
+    """Close all spans that callbacks have left open, the innermost first."""
     for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
         _open.pop(key, None)
         _report_left_open(span, reason)
@@ -83,9 +83,9 @@ def end_all(reason: str, at_ns: int | None) -> None:
 
 def end_with(error: BaseException) -> None:
     """
-    Close whatever callbacks have left open in this thread, as ended by *error*: a framework gave up.
+    Close all spans that callbacks have left open in this thread, as ended by *error*, which ended a framework's run.
 
-    The application stays open: it may go on.
+    The application stays open, because it may continue.
     """
     ident = _get_ident()
     for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
@@ -96,8 +96,8 @@ def end_with(error: BaseException) -> None:
 
 
 def end_loops(error: BaseException | None) -> None:
-    """End the loops that are watched, as the job ends: by *error*, with what callbacks have left open, or well."""
-    with contextlib.suppress(Exception):  # a strict bus raises what handlers raise; the program's error comes first
+    """End the watched loops at the end of the job; with an *error*, also the spans that callbacks have left open."""
+    with contextlib.suppress(Exception):  # a strict bus raises errors of handlers; the program's own comes first
         for end_loop in watched_loops[::-1]:
             end_loop(error)
         if error is not None:
@@ -105,18 +105,18 @@ def end_loops(error: BaseException | None) -> None:
 
 
 def _report_left_open(span: Span, when: str) -> None:
-    """Report that *span* was left open, never by an error: raised here, it would leave the rest open, too."""
+    """Report that *span* was left open, but raise nothing: an error here would leave the other spans open, too."""
     report_out_of_order(span.name, f"was still open when {when}", span_id=span.id, may_raise=False)
 
 
 def _abandon(span: Span) -> None:
-    """Let an iteration that was not ended count as failed."""
+    """Count an iteration that was not ended as failed."""
     if isinstance(span, Iteration):
         span.fail()
 
 
 def to_ns(name: str, time_msec: float | None) -> int | None:
-    """Return milliseconds since the epoch as nanoseconds; None for now, also, with a word about it, for no time."""
+    """Return milliseconds since the epoch as nanoseconds; None for now, and for an invalid time, which is reported."""
     if time_msec is None:
         return None
     try:

@@ -59,7 +59,7 @@ class LoopFacts(Value):
 
 
 def _count(field: str, given: Target) -> int | None:
-    """Return *given*, or its result if it is a function; None, and a report, if it is a value but no number from 0."""
+    """Return *given*, or its result if it is a function; report and drop a value that is no whole number from 0."""
     try:
         value = given() if callable(given) else given
     except Exception as error:
@@ -123,7 +123,7 @@ class TrainingLoop(Span):
         """
         self._given = {**self._given, **self._facts.attributes()}
         super().open(at_ns=at_ns)
-        # Also while no handler wants the span, so that a later subscriber sees the right steps.
+        # Set even if no handler wants the span, so that a later subscriber sees the right steps.
         start = self._given[span_names.TRAIN_ITERATIONS_START]
         self._next_step = next_step.set(itertools.count(start).__next__)
         return self
@@ -132,13 +132,13 @@ class TrainingLoop(Span):
 
     def close(self, *, at_ns: int | None = None, error: BaseException | None = None) -> None:
         """
-        End.
+        Close the span.
 
         Args:
             at_ns: When it ended, in ns since the epoch; now unless given.
             error: The exception that ended it.
         """
-        # This fails if it was not opened, was closed before, or was opened in another task, with which its count ends.
+        # The reset fails if the loop is not open, or was opened in another task, with which its count ends.
         with contextlib.suppress(AttributeError, RuntimeError, ValueError):
             next_step.reset(self._next_step)
         super().close(at_ns=at_ns, error=error)

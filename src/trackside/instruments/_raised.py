@@ -1,4 +1,4 @@
-"""Exceptions: what is recorded of them, once each, and which of the spans that they left was the innermost."""
+"""Exceptions: their records, published once each, and the innermost of the spans that each left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trackside.events import ExceptionRaised, ambient, clock, span_names
 from trackside.events._ambient import next_id
 
 NO_ERRORS: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Exceptions that say that something is over, and not that it failed."""
+"""Exceptions that mean that something has ended, not that it failed."""
 
 _MAX_MESSAGE: Final = 2_000
 _MAX_TRACEBACK: Final = 16_000
@@ -22,15 +22,15 @@ _REMEMBERED: Final = 64
 
 
 class _Exit(NamedTuple):
-    """The place, inside a span's block, that an exception came through when it left the span."""
+    """The instruction, inside a span's block, through which an exception left the span."""
 
     code: CodeType | None
-    """None for an exception that was never raised, but given to the span as what ended it."""
+    """None for an exception that was never raised, only given to the span as the cause of its end."""
     instruction: int
     span_id: int
     """The span that raised."""
     serial: int
-    """Higher than the id of every span opened before, and lower than of any opened since."""
+    """Higher than the id of every span opened before, and lower than the id of every span opened since."""
 
 
 _exits: dict[int, _Exit] = {}
@@ -38,10 +38,10 @@ _exits: dict[int, _Exit] = {}
 
 def describe(error: BaseException, span_id: int, *, name: str, step: int, at_ns: int) -> dict[str, str]:
     """
-    Return what to record of *error*, which is leaving the span *span_id*, and publish it if this is the first one.
+    Return the record of *error*, which is leaving the span *span_id*, and publish it if this is the first span.
 
-    The innermost span gets type, message and traceback. Those around it, which the exception merely comes through,
-    get ``raised_in``, the innermost one's id, instead of the traceback.
+    The innermost span gets type, message and traceback. The spans around it, through which the exception only passes,
+    get ``raised_in``, the innermost span's id, instead of the traceback.
     """
     described = {"type": type_name(error), "message": message_of(error)}
     origin = _origin(error, span_id)
@@ -57,21 +57,21 @@ def describe(error: BaseException, span_id: int, *, name: str, step: int, at_ns:
 
 def record_exception(error: BaseException, bus: Bus = default_bus) -> None:
     """
-    Publish that *error* was raised, unless it was published before: it left a span, or was given to this function.
+    Publish that *error* was raised, unless a span that it left, or this function, published it before.
 
-    For exceptions that leave no span: what a framework caught, or nothing did.
+    For exceptions that leave no span, because a framework caught them or nothing did.
     """
     if is_good_end(error) or _origin(error, 0) is not None:
         return
     span_id, step = ambient.get()
     described = {"type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
-    with contextlib.suppress(Exception):  # a strict bus raises what handlers raise; the program's own error comes first
+    with contextlib.suppress(Exception):  # a strict bus raises errors of handlers; the program's own comes first
         _publish(error, bus, described, span_id=span_id, span_name="", step=step, at_ns=clock.now_ns())
     _remember(error, span_id)
 
 
 def is_good_end(error: BaseException) -> bool:
-    """Return whether a program that *error* ends did all that it should: a generator ended, or ``sys.exit(0)``."""
+    """Return whether *error* is an end without a failure: a generator ended, or ``sys.exit(0)``."""
     return isinstance(error, NO_ERRORS) or (isinstance(error, SystemExit) and not error.code)
 
 
@@ -98,7 +98,7 @@ def _publish(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether *error* says that the host or a device has no memory left, also of torch, CUDA, HIP and XLA."""
+    """Return whether *error* means that the host or a device has no memory left, also for torch, CUDA, HIP and XLA."""
     if isinstance(error, MemoryError) or any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__):
         return True
     message = message_of(error).lower()
@@ -124,7 +124,7 @@ def type_name(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of *error*, cut to 2,000 characters; what its ``__str__`` raises is named instead."""
+    """Return the text of *error*, cut to 2,000 characters; if its ``__str__`` raises, the name of that exception."""
     try:
         return str(error)[:_MAX_MESSAGE]
     except Exception as another:
@@ -134,7 +134,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Return the traceback's innermost frames as text; where that is long, its end."""
+    """Return the traceback's innermost frames as text; if that is too long, its end."""
     try:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-_MAX_FRAMES))[
             -_MAX_TRACEBACK:
@@ -147,12 +147,12 @@ def _traceback_of(error: BaseException) -> str:
 
 def _origin(error: BaseException, span_id: int) -> int | None:
     """
-    Return the span that *error* left before it leaves *span_id*, or None if this is the first.
+    Return the innermost span that *error* left before *span_id*, or None if *span_id* is the first.
 
-    The exception must not be marked, and keeping it would keep its frames alive and all that they hold. Its address
-    may belong to another one by now. So it must have left the other span while this one was open, and the place in
-    that span's block that it came through must still be part of its traceback: who comes through a place inside a
-    span's block cannot have missed the end of the block.
+    An exception is remembered by its address: it must not be marked, and a reference would keep its frames alive. The
+    address may belong to another exception by now. So the remembered exception must have left its span while this span
+    was open, and the instruction through which it left must be in the traceback of *error*: an exception that passes an
+    instruction inside a span's block also leaves that span.
     """
     left = _exits.get(id(error))
     if left is None or left.serial < span_id:

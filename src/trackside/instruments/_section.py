@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CHUNK: Final = 1024
-"""Times that may lie unsummarized; up to so many the median is exact."""
+"""The most times that are kept unsummarized; the median of up to this many is exact."""
 
 
 class SectionSummary(NamedTuple):
@@ -38,14 +38,14 @@ class SectionTimes:
     """
     Collects times, and summarizes them once a window.
 
-    Adding is an append to a list, which no thread can disturb. Count, minimum, maximum, mean and deviation are exact;
-    the median is so up to `CHUNK` times and is that of every second, fourth, … beyond.
+    Adding is an append to a list, which no thread can disturb. Count, minimum, maximum, mean and deviation are exact.
+    The median is exact up to `CHUNK` times; beyond, it is the median of every second, fourth, … time.
 
     Attributes:
-        every: Every how many entries one is timed: 1 for all, 0 for none.
+        every: The first of every so many entries is timed: 1 for all, 0 for none.
         count_entry: Counts an entry, and returns how many there were before.
-        add: Takes a time in ns.
-        times: What was added and not yet summarized.
+        add: Adds a time in ns.
+        times: The times that were added and not yet summarized.
         waits: Whether the time is spent waiting for other ranks.
     """
 
@@ -90,13 +90,13 @@ class SectionTimes:
         self._stride = 1
 
     def after_fork(self) -> None:
-        """Begin with nothing, and with a lock that is free."""
+        """Start empty, with a free lock."""
         self._lock = threading.Lock()
         self.times.clear()
         self._clear()
 
     def fold(self) -> None:
-        """Summarize what was added, to make room; does nothing while another thread does."""
+        """Summarize the added times, to make room; do nothing while another thread does so."""
         if self._lock.acquire(blocking=False):
             try:
                 self._fold()
@@ -104,7 +104,7 @@ class SectionTimes:
                 self._lock.release()
 
     def _fold(self) -> None:
-        # Copied and deleted by number: what another thread appends meanwhile stays.
+        # Copied and deleted by number: the times that another thread appends meanwhile stay.
         size = len(self.times)
         if not size:
             return
@@ -113,8 +113,8 @@ class SectionTimes:
         mean = sum(chunk) / size
         total = self.count + size
         apart = mean - self.mean
-        # The distance from a point whose coordinates are all the mean: its square is the sum of squared deviations,
-        # and no other way to it is half as fast.
+        # The square of the distance from the point whose coordinates are all the mean is the sum of squared deviations.
+        # No other way to compute it is half as fast.
         self.squares += math.dist(chunk, [mean] * size) ** 2 + apart * apart * self.count * size / total
         self.mean += apart * size / total
         first = -self.count % self._stride
@@ -150,7 +150,7 @@ class SectionTimes:
         if self.every <= 1:
             entries, self.failed = self.count + self.failed, 0
             return entries
-        # Asking the counter counts, so another one goes on from there and the rhythm is kept. An entry of another
+        # Reading the counter advances it, so a new one continues from there and the rhythm is kept. An entry of another
         # thread at this very moment may be timed out of turn; no time is lost.
         now = self.count_entry()
         self.count_entry = itertools.count(now).__next__
@@ -159,7 +159,7 @@ class SectionTimes:
 
 
 def _median(times: list[int]) -> float:
-    # `statistics` has one too, but brings fractions and decimals along: a fortieth of what importing us costs.
+    # `statistics` has one too, but imports fractions and decimals: a fortieth of the cost of importing trackside.
     ordered = sorted(times)
     half = len(ordered) // 2
     return float(ordered[half]) if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
@@ -170,7 +170,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def with_each_call(function: F, fresh: Callable[[], AbstractContextManager[Any]], what: str) -> F:
     """
-    Return *function* with a context of its own around each call; of a coroutine function, around each run.
+    Return *function* with a context of its own around each call; for a coroutine function, around each run.
 
     Raises:
         ConfigError: for a generator function: the call only makes the generator, its work comes later.
@@ -209,8 +209,8 @@ class Section:
 
     As a context manager it times its block, and may be entered again inside it. As a decorator it times each call,
     of several threads too. A block that raises is not timed: it measured something else. An object belongs to the
-    thread that enters it; another thread asks `section` for its own. While no handler wants `SectionWindow` nothing is
-    timed.
+    thread that enters it; another thread needs its own from `section`. Nothing is timed while no handler wants
+    `SectionWindow`.
     """
 
     __slots__ = ("_outer", "_start_ns", "_times")
@@ -246,7 +246,7 @@ class Section:
         self._start_ns = self._outer.pop() if self._outer else _CLOSED
 
     def _restart(self) -> None:
-        """Let the time of an entry begin now."""
+        """Restart the time of the current entry."""
         self._start_ns = _now_ns()
 
     def _push(self) -> None:
@@ -261,7 +261,7 @@ class Section:
 
     def __call__(self, function: F) -> F:
         """
-        Return *function* with each call timed; of a coroutine function, each run.
+        Return *function* with each call timed; for a coroutine function, each run.
 
         Raises:
             ConfigError: for a generator function: the call only makes the generator, its work comes later.
@@ -269,7 +269,7 @@ class Section:
         return with_each_call(function, self._fresh, "section")
 
     def _fresh(self) -> Section:
-        """Return another one like this, for one call of a decorated function."""
+        """Return a new section like this one, for one call of a decorated function."""
         return Section(self._times)
 
     def __repr__(self) -> str:

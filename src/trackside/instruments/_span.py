@@ -1,5 +1,5 @@
 """
-The span: a named stretch of time in one thread or task, within another one.
+The span: a named stretch of time in one thread or task, within another span.
 
 Spans that are opened or closed out of order are published as such, and tolerated unless the bus is strict.
 """
@@ -69,7 +69,7 @@ def report_out_of_order(name: str, problem: str, *, span_id: int = 0, may_raise:
     Publish that the span *name* was opened or closed out of order.
 
     Raises:
-        SpanOrderError: if the default bus is strict and nothing else is being raised, as *may_raise* says.
+        SpanOrderError: if the default bus is strict and *may_raise* is true.
     """
     if default_bus.wants(SpanOutOfOrder):
         default_bus.log(SpanOutOfOrder(name=name, problem=problem, span_id=span_id))
@@ -79,9 +79,9 @@ def report_out_of_order(name: str, problem: str, *, span_id: int = 0, may_raise:
 
 def tolerated(name: str, error: ConfigError) -> None:
     """
-    Publish that the span *name* was given something wrong, which is passed over.
+    Publish that the span *name* was given something wrong, which is ignored.
 
-    A training script must not end at its thousandth step because of a wrong word to its telemetry.
+    A training script must not end at its thousandth step because of a wrong argument to its telemetry.
 
     Raises:
         ConfigError: *error*, if the default bus is strict.
@@ -113,12 +113,12 @@ _new_span: Final[Callable[[type[Span]], Span]] = shared(object.__new__)
 _new_event: Final[Callable[[Any], Any]] = shared(object.__new__)
 
 open_by_id: Final[dict[int, Span]] = shared({})
-"""The open spans of the first lane, which is the only one with an interpreter lock."""
+"""The open spans of the first lane; with an interpreter lock it is the only lane."""
 open_by_lane: Final[tuple[dict[int, Span], ...]] = shared((open_by_id, *(shared({}) for _ in range(1, LANES))))
 """
-Every open span of this process by its id, by the lane of the thread that opened it.
+The open spans of this process by their ids, for the lane of the thread that opened them.
 
-But for those that the compiled core keeps beside it: see `opened`.
+Those that the compiled core keeps itself are missing here: see `opened`.
 """
 _root_id = 0
 _main_thread = immortal(threading.main_thread().ident)
@@ -145,7 +145,7 @@ def opened() -> dict[int, Span]:
 
 
 def forget_opened() -> None:
-    """Have no span be open, of any thread."""
+    """Forget the open spans of all threads."""
     if native is not None:
         native.store_open()
     for spans in open_by_lane:
@@ -230,7 +230,7 @@ class Span:
 
     def close(self, *, at_ns: int | None = None, error: BaseException | None = None) -> None:
         """
-        End.
+        Close the span.
 
         Args:
             at_ns: When it ended, in ns since the epoch; now unless given.
@@ -265,7 +265,7 @@ class Span:
         trace: TracebackType | None,  # noqa: ARG002
         end_ns: int | None = None,
     ) -> None:
-        # All in one: between the kernels of a model each call has its price.
+        # All in one function: between the kernels of a model each call costs time.
         inside, self._inside = self._inside, None
         if inside is None:
             if self.id:
@@ -283,8 +283,7 @@ class Span:
             attributes = self.attributes
             if self._thread != _main_thread and span_names.THREAD not in attributes:
                 attributes = {**attributes, span_names.THREAD: threading.current_thread().name}
-            # Filled in by hand: the constructor with its ten keywords would cost three times as much, a third of a
-            # span.
+            # Filled without the constructor, whose ten keywords would cost three times as much: a third of a span.
             ended = _new_event(self._ended)
             ended.at_ns = end_ns
             ended.span_id = number
@@ -312,7 +311,7 @@ class Span:
         __exit__ = _leave
 
     def _step_out(self, inside: Ambient | None) -> bool:
-        """Leave in any but the plain way; False in a child forked inside: the parent records the end."""
+        """Leave in any but the plain case; False in a child forked inside the span: the parent records the end."""
         is_innermost = _surroundings() is inside
         if is_innermost:
             _surround(self._around)
@@ -327,7 +326,7 @@ class Span:
         return True
 
     def _withdraw(self, around: Ambient) -> None:
-        """Be as before `_enter`, which was interrupted."""
+        """Restore the state before `_enter`, which was interrupted."""
         if self._inside is not None:
             if native is not None:
                 native.store_open()
@@ -340,7 +339,7 @@ class Span:
         self.id = 0
 
     def _is_reopened(self, raised: BaseException, inside: Ambient) -> bool:
-        """Be as before `_leave` if *raised* is of the program's signal handler: the end is still to be recorded."""
+        """If a signal handler raised *raised*, restore the state before `_leave`: the end is still to be recorded."""
         if not isinstance(raised, KeyboardInterrupt) and not is_from_signal_handler(raised):
             return False
         if native is not None:
@@ -378,7 +377,7 @@ class Span:
         else:
             inner._around = self._around  # noqa: SLF001  so that closing it leads out of this one too
             problem = "was closed before what was opened inside it"
-        # Never by an error: the span ends, in whatever order.
+        # Nothing is raised: the span ends, in whatever order.
         report_out_of_order(self.name, problem, span_id=self.id, may_raise=False)
 
     def _start_annotation(self) -> None:
@@ -402,7 +401,7 @@ class Span:
 
     def set(self, **attributes: Any) -> None:
         """Add to the span's attributes; they are recorded when it ends."""
-        # Never changed in place: an event that was published may still have to be encoded.
+        # The dict is never changed in place: an event that was published with it may still have to be encoded.
         self.attributes = {**self.attributes, **attributes}
 
     def event(self, name: str, /, **attributes: Any) -> None:
@@ -422,7 +421,7 @@ class Span:
 
     def __call__(self, function: F) -> F:
         """
-        Return *function* with a span around each call; of a coroutine function, around each run.
+        Return *function* with a span around each call; for a coroutine function, around each run.
 
         Raises:
             ConfigError: for a generator function: the call only makes the generator, its work comes later.
@@ -430,7 +429,7 @@ class Span:
         return with_each_call(function, self._fresh, "span")
 
     def _fresh(self) -> Span:
-        """Return another one like this, for one call of a decorated function."""
+        """Return a new span like this one, for one call of a decorated function."""
         return Span(self.name, self._ended, self._given)
 
     def __repr__(self) -> str:
@@ -438,7 +437,7 @@ class Span:
 
 
 def _show_core() -> None:
-    """Let the compiled core know what it would otherwise look up in this module for each span."""
+    """Give the compiled core the values that it would otherwise look up in this module for each span."""
     if native is not None:
         native.set_process(_root_id, _main_thread, annotator is not None)
 
@@ -472,7 +471,7 @@ def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> 
     """
     if native is not None:
         return make_span(name, IterationSpanEnded if priority is ITERATION else _ended_at(name, priority), attributes)
-    # Filled in by hand, as events are: calling the class would cost a twentieth of a span more.
+    # Filled without the constructor, like events: calling the class would cost a twentieth of a span more.
     made = _new_span(Span)
     made.name = name
     made.id = 0
@@ -492,21 +491,21 @@ def _ended_at(name: str, priority: Priority) -> type[SpanEnded]:
 
 
 def become_root(number: int) -> None:
-    """Let the spans of threads that have none around hang under span *number* from now on; 0 for under nothing."""
+    """Make span *number* the parent of all spans from now on that have no span around them; 0 for no parent."""
     global _root_id  # noqa: PLW0603  a process has one root
     _root_id = number
     _show_core()
 
 
 def set_annotator(annotate: Callable[[str], Callable[[], object]] | None) -> None:
-    """Have *annotate* called with the name of each span that opens, and what it returns when the span closes."""
+    """Call *annotate* with the name of each span that opens, and the function that it returns when the span closes."""
     global annotator  # noqa: PLW0603  a process has one profiler
     annotator = annotate
     _show_core()
 
 
 def _drop_annotator(error: Exception) -> None:
-    """Do without a profiler that fails; training goes on."""
+    """Stop using a profiler that fails; training continues."""
     set_annotator(None)
     LOGGER.warning("spans are not shown in the profiler any more: %s: %s", type(error).__name__, error)
 
@@ -534,7 +533,7 @@ _OF_EVALUATION: Final = frozenset(
 
 
 def withdraw(span: Span) -> None:
-    """Leave *span* unrecorded, if it is open. Nothing may have published that it began, as `SpanStarted` does."""
+    """Leave *span* unrecorded, if it is open. Its start must not have been published as a `SpanStarted`."""
     if span.is_open:
         span._withdraw(span._around)  # noqa: SLF001  of our own class
 
@@ -545,7 +544,7 @@ def is_innermost(span: Span) -> bool:
 
 
 def is_within(span: Span, other: Span) -> bool:
-    """Return whether *span* was opened inside *other*, at any depth, both being open."""
+    """Return whether *span* was opened inside *other*, at any depth, and both are open."""
     spans = opened()
     around = spans.get(span.parent_id) if span.id else None
     while around is not None and around is not other:
@@ -562,7 +561,7 @@ def open_spans() -> dict[str, list[Any]]:
     """
     Return the innermost open span of each thread, by the thread's name: id, name and start (ns since the epoch).
 
-    A `Heartbeat` carries these. Of tasks that share a thread it is the one whose span was opened last.
+    A `Heartbeat` carries these. If tasks share a thread, the span that was opened last counts.
     """
     innermost: dict[int, Span] = {}
     for found in list(opened().values()):

@@ -1,7 +1,7 @@
 """
 Functions and methods that are timed without a change to the code that calls them.
 
-Those that the caller names, and the collectives of ``torch.distributed``, in which this rank waits for the others.
+They are those that the user names, and the collectives of ``torch.distributed``, in which this rank waits for others.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Layers:
         """
         Time each call of some functions or methods, as sections named after them.
 
-        Each call adds a layer; `restore` takes the latest off again.
+        Each call of `wrap` adds a layer; `restore` removes the latest.
 
         Args:
-            callable_ids: What to wrap. Two objects of one class share a section.
+            callable_ids: The functions and methods. Two objects of one class share a section.
 
         Raises:
-            ConfigError: if one of them is not there or cannot be called; then none is wrapped.
+            ConfigError: if one of them does not exist or cannot be called; then none is wrapped.
         """
         layer: list[_Wrapped] = []
         try:
@@ -80,10 +80,10 @@ class Layers:
         """
         Undo the latest `wrap`.
 
-        Callables that others have wrapped since stay as they left them.
+        Callables that other code has wrapped since stay unchanged.
 
         Args:
-            everything: Undo all of them.
+            everything: Undo every `wrap`.
 
         Returns:
             The number of layers that are left.
@@ -157,11 +157,11 @@ def time_collectives(names: Sequence[str] = COLLECTIVES) -> None:
     """
     Time the calls into ``torch.distributed`` from now on, as sections in which this rank waits.
 
-    A section is the time for which a call holds up the host; a back end's later work on the GPU is not seen. Calls
-    under a name that was imported before (``from torch.distributed import all_reduce``) are not seen either.
+    A section is the time for which a call blocks the host; a backend's later work on the GPU is not timed. Calls
+    under a name that was imported before (``from torch.distributed import all_reduce``) are not timed either.
 
     Args:
-        names: Which functions; those that this torch does not have are passed over.
+        names: The functions; those that this torch does not have are skipped.
 
     Raises:
         ConfigError: if torch is not installed.

@@ -1,13 +1,13 @@
 """
-The moments of a training job as functions to be called: One Logger's names and arguments, and those it lacks.
+The moments of a training job as functions to call: those of One Logger, with its names and arguments, and more.
 
 For frameworks, which have hooks where a script has blocks. Every ``on_…_start`` opens the span that the context
 manager of that moment opens, and returns it; every ``on_…_end`` closes it. Times are in milliseconds since the epoch,
 now unless given.
 
-Whatever order they are called in, nothing is raised unless the bus is strict: a second start closes the first, an end
-closes what is still open inside, an end without a start does nothing, and a `SpanOutOfOrder` names each. An iteration
-that is closed so counts as failed.
+In whatever order they are called, they raise nothing unless the bus is strict. A second start closes the first span, an
+end closes the spans that are still open inside, an end without a start does nothing, and a `SpanOutOfOrder` reports
+each of these. An iteration that is closed in this way counts as failed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _IterationStart(Protocol):
 
 
 class _IterationEnd(Protocol):
-    """A callback that closes an iteration, with what was done in it as `Iteration.set` takes it."""
+    """A callback that closes an iteration, with the work done in it as `Iteration.set` takes it."""
 
     def __call__(
         self,
@@ -200,13 +200,13 @@ def on_train_start(
     start_time_msec: float | None = None,
 ) -> Span:
     """
-    Open the span of a training loop; what is not given is taken from the training's configuration.
+    Open the span of a training loop; values not given are taken from the training's configuration.
 
     Args:
         train_iterations_start: The number of its first iteration: above 0 after a checkpoint was loaded.
         train_samples_start: Samples processed before it, over all ranks.
-        train_iterations_target_or_fn: The number of iterations after which training is done, or a function of none.
-        train_samples_target_or_fn: The number of samples after which training is done, or a function of none.
+        train_iterations_target_or_fn: The number of iterations after which training is done, or a function of it.
+        train_samples_target_or_fn: The number of samples after which training is done, or a function of it.
         start_time_msec: When it began.
     """
     facts = LoopFacts(
@@ -231,24 +231,24 @@ def on_save_checkpoint_success(
     path: str | os.PathLike[str] | None = None,
     size_bytes: int | None = None,
 ) -> None:
-    """Say that the checkpoint of *global_step* is complete: within a synchronous save, after an asynchronous one."""
+    """Report that the checkpoint of *global_step* is complete: within a synchronous save, after an asynchronous one."""
     checkpoint_succeeded(global_step, path=path, size_bytes=size_bytes, at_ns=to_ns(_SAVE, time_msec))
 
 
 def on_save_checkpoint_failure(
     global_step: int, time_msec: float | None = None, *, error: BaseException | None = None
 ) -> None:
-    """Say that there will be no checkpoint of *global_step*."""
+    """Report that there will be no checkpoint of *global_step*."""
     checkpoint_failed(global_step, error, at_ns=to_ns(_SAVE, time_msec))
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of saving a checkpoint; a synchronous save of which no success was reported has failed."""
+    """Close the span of saving a checkpoint; a synchronous save has failed if no success was reported."""
     save = pop_open(*span_names.OF_CHECKPOINT_SAVE.values())
     if save is not None:
         end(save, to_ns(save.name, finish_time_msec))
 
 
 for _name, _callback in [*globals().items()]:
-    if _name.startswith("on_"):  # which `help` shows
+    if _name.startswith("on_"):  # `help` shows these names
         _callback.__name__ = _callback.__qualname__ = _name

@@ -1,8 +1,8 @@
 """
-The times of single GPU kernels, through NVIDIA's CUPTI, which torch brings along; ``native/kernels.c`` speaks to it.
+The times of single GPU kernels, through NVIDIA's CUPTI, which torch installs; ``native/kernels.c`` calls it.
 
-CUPTI hands the records of finished kernels over on threads of its own, and nothing here waits for the GPU. CUPTI knows
-one set of callbacks: while torch's profiler has it, it is left alone.
+CUPTI delivers the records of finished kernels on threads of its own, and nothing here waits for the GPU. CUPTI has one
+set of callbacks, so nothing here uses it while torch's profiler does.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LIBRARIES: Final = ("libcupti.so.13", "libcupti.so.12")
 MAX_NAME_LENGTH: Final = 256
 """In characters; a longer name is cut, and gets a digest of the whole."""
 MAX_NAMES_BYTES: Final = 100_000
-"""Of all names in one window: of more kernels those that took the longest are kept."""
+"""The most bytes of all names in one window; the kernels that took the longest are kept."""
 QUIET_WINDOWS: Final = 3
-"""Windows in a row in which sections were recorded and no kernel came, before CUPTI is taken for lost."""
+"""CUPTI counts as lost after so many windows in a row with recorded sections and without kernels."""
 _FLUSH_INTERVAL_S: Final = 1.0
 
 _taken: Final = threading.Lock()
-"""Held while this process has a recorder: CUPTI knows one set of callbacks."""
+"""Held while this process has a recorder: CUPTI has one set of callbacks."""
 
 
 class KernelRecorder:
@@ -40,7 +40,7 @@ class KernelRecorder:
         flush_interval_s: How often a thread asks CUPTI for finished records, in seconds; 0 for no thread.
 
     Raises:
-        RuntimeError: if CUPTI cannot be had, with the reason.
+        RuntimeError: if CUPTI cannot be used, with the reason.
     """
 
     def __init__(self, libraries: tuple[str, ...] = LIBRARIES, *, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
@@ -51,7 +51,7 @@ class KernelRecorder:
         try:
             native.open_kernels(libraries)
             native.take_kernels()
-            native.drain_kernels()  # what a recorder before this one left
+            native.drain_kernels()  # the records that an earlier recorder left
             self._unwatch = watch_profiler(self._pause, self._resume)
         except BaseException:
             _taken.release()
@@ -72,7 +72,7 @@ class KernelRecorder:
             self._thread.start()
 
     def begin(self) -> bool:
-        """Record kernels from now on; False, and one loss counted, while CUPTI has all buffers or another user."""
+        """Record kernels from now on; while CUPTI has all buffers or another user, count a loss and return False."""
         with self._lock:
             if self._is_paused:
                 self._missed += 1
@@ -108,7 +108,7 @@ class KernelRecorder:
         return kept, lost + missed + left_out
 
     def flush(self) -> None:
-        """Ask CUPTI for the records of finished kernels; those that are under way are not waited for."""
+        """Ask CUPTI for the records of finished kernels; do not wait for others."""
         if not self._is_paused:
             native.flush_kernels()
 
@@ -117,23 +117,23 @@ class KernelRecorder:
             try:
                 self.flush()
             except RuntimeError:
-                return  # what does not come any more is noticed by `drain`
+                return  # `drain` notices if no more kernels come
 
     def _pause(self) -> None:
-        """Let CUPTI go, before torch's profiler takes it."""
+        """Release CUPTI, before torch's profiler takes it."""
         with self._lock, contextlib.suppress(RuntimeError):
             self._is_paused = True
             native.leave_kernels()
 
     def _resume(self) -> None:
-        """Take CUPTI back; if that fails, it stays paused, and what is missed is counted."""
+        """Take CUPTI back; if that fails, the recorder stays paused and counts the missed entries."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._is_paused:
                 native.take_kernels()
                 self._is_paused = False
 
     def close(self) -> None:
-        """Let CUPTI go; safe to call twice."""
+        """Release CUPTI; safe to call twice."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -155,10 +155,10 @@ class KernelRecorder:
 
 def kernel_recorder() -> KernelRecorder:
     """
-    Return what records kernels.
+    Return a recorder of kernels.
 
     Raises:
-        RuntimeError: if that cannot be done, with the reason.
+        RuntimeError: if there can be none, with the reason.
     """
     return KernelRecorder()
 
@@ -179,7 +179,7 @@ def _short(name: str) -> str:
 
 
 def _heaviest(summaries: list[tuple[str, SectionSummary]]) -> tuple[list[tuple[str, SectionSummary]], int]:
-    """Return those that took the longest, as many as there is room for, by name; and how many launches are left out."""
+    """Return the kernels that took the longest, as many as fit, by name; and how many launches are left out."""
     room = MAX_NAMES_BYTES
     kept, left_out = [], 0
     for name, summary in sorted(summaries, key=lambda one: (-one[1].mean_ns * one[1].timed, one[0])):

@@ -1,4 +1,4 @@
-"""Use and power of one GPU, by NVML; the one module that imports pynvml (nvidia-ml-py), when it is asked to."""
+"""Use and power of one GPU, by NVML; the one module that imports pynvml (nvidia-ml-py), and only when needed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MEGA = 1e6
 
 def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[MachineGauge]:
     """
-    Return what can be read of the GPU of one rank.
+    Return the gauges of the GPU of one rank.
 
     Args:
-        local_rank: Which of the node's ranks; negative if that is not known.
-        environ: Where ``CUDA_VISIBLE_DEVICES`` stands, by which the rank's GPU is found.
+        local_rank: The rank within the node; negative if it is not known.
+        environ: The environment with ``CUDA_VISIBLE_DEVICES``, which identifies the rank's GPU.
 
     Raises:
         RuntimeError: if there is nothing to read, with the reason.
@@ -39,8 +39,8 @@ def device_of(local_rank: int, visible: str | None) -> int | str:
     Return the index or the UUID of the GPU that a rank uses.
 
     Args:
-        local_rank: Which of the node's ranks; negative if that is not known.
-        visible: What ``CUDA_VISIBLE_DEVICES`` says; None if it is not set.
+        local_rank: The rank within the node; negative if it is not known.
+        visible: The value of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
 
     Raises:
         RuntimeError: if no GPU is visible.
@@ -50,14 +50,14 @@ def device_of(local_rank: int, visible: str | None) -> int | str:
     devices = [name.strip() for name in visible.split(",")]
     if devices[0] in {"", "-1"}:
         raise RuntimeError("CUDA_VISIBLE_DEVICES hides every GPU")
-    # A launcher that shows each rank its own GPU alone shows one.
+    # If the launcher shows each rank only its own GPU, the list has one entry.
     device = devices[local_rank] if 0 <= local_rank < len(devices) else devices[0]
     return int(device) if device.isdigit() else device
 
 
 def gauges_of(pynvml: Any, device: int | str) -> list[MachineGauge]:
     """
-    Return what the module *pynvml* can read of *device*: what the GPU does not report now is left out.
+    Return the gauges that the module *pynvml* reads of *device*, without those that the GPU does not report now.
 
     Raises:
         pynvml.NVMLError: if there is no driver or no such device.

@@ -1,4 +1,4 @@
-"""Use of this process and its machine; the one module that imports psutil, when it is asked to."""
+"""Use of this process and its machine; the one module that imports psutil, and only when needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITHIN_OTHERS = ("guest", "guest_nice")  # counted in ``user`` and ``nice`` as 
 
 def gauges() -> list[MachineGauge]:
     """
-    Return what can be read here.
+    Return the gauges of this process and its machine.
 
     Raises:
         RuntimeError: if psutil is not installed.
@@ -28,7 +28,7 @@ def gauges() -> list[MachineGauge]:
 
 
 def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
-    """Yield the readings of the module *psutil*."""
+    """Yield the gauges that the module *psutil* reads."""
     process = psutil.Process()
 
     def own_s() -> float:
@@ -43,7 +43,7 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
 
     def busy_share() -> float | None:
         share = machine.read()
-        # Its two totals are read one after the other: where nothing is idle it may come out as a little more.
+        # The two totals are read one after the other: with no idle time, the share may come out slightly above 1.
         return None if share is None else min(share, 1.0)
 
     yield MachineGauge(
@@ -67,6 +67,6 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
 
 
 def _cpu_s(psutil: Any, *, busy: bool) -> float:
-    """Return the CPU time of all cores since the machine began, or what of it was not idle."""
+    """Return the CPU time of all cores since the machine began; if *busy*, only the part that was not idle."""
     left_out = (*_WITHIN_OTHERS, *_IDLE) if busy else _WITHIN_OTHERS
     return float(sum(seconds for name, seconds in psutil.cpu_times()._asdict().items() if name not in left_out))

@@ -1,8 +1,8 @@
 """
-Sections: how long the parts of a training step take on this rank.
+Sections: the times of the parts of a training step on this rank.
 
 Each section keeps bounded statistics, which are published as one `SectionWindow` for all sections of a window. A
-window ends with a training iteration; nothing here waits for another rank, and nothing for a GPU.
+window ends with a training iteration; nothing here waits for another rank or for a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.torch import cuda_event_timer
 
 MAX_SECTIONS: Final = 256
-"""Names that a process times; further ones are counted as dropped."""
+"""The most names that a process times; further ones are counted as dropped."""
 MAX_NAME_LENGTH: Final = 256
 
 
@@ -34,11 +34,11 @@ class Sections:
 
     Args:
         bus: The bus on which windows are published, and whose iterations are read.
-        find_kernels: Returns what records single kernels, or raises with the reason why there is nothing: then CUDA's
+        find_kernels: Returns a recorder of single kernels, or raises with the reason why there is none: then CUDA's
             events time the sections. Called when the first section with GPU times is entered; None for CUDA's events.
     """
 
-    # A slot for what the compiled core reads; all else is in the dict.
+    # A slot for the attribute that the compiled core reads; all others are in the dict.
     __slots__ = ("__dict__", "__weakref__", "_times")
 
     def __init__(self, bus: Bus, *, find_kernels: Callable[[], KernelSource] | None = None) -> None:
@@ -64,10 +64,10 @@ class Sections:
         self._gpu = GpuSections(self._bus, cuda_event_timer, self._find_kernels)
 
     def after_fork(self) -> None:
-        """Begin without what the parent timed, and with a lock that is free."""
+        """Start without the parent's times, with a free lock."""
         self._lock = threading.RLock()
         self._gpu.after_fork()
-        known = self._times  # decorated functions hold on to these
+        known = self._times  # decorated functions refer to these
         self._make_fresh()
         self._times = known
         for times in known.values():
@@ -83,16 +83,16 @@ class Sections:
         groups: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Change how sections are timed, from the next window on; what is not given stays as it is.
+        Change the timing of sections from the next window on; settings that are not given stay as they are.
 
         Args:
-            window_steps: How many steps make a window; the same on all ranks. 100 by default.
-            window_s: How many seconds make one, instead.
-            profiling_interval: Time every so many entries of each section, the first one included; 0 times none.
-            groups: The rank's place in the job, ``{"pipeline_stage": "3"}``: ranks that share a value are peers.
+            window_steps: The length of a window in steps; the same on all ranks. 100 by default.
+            window_s: The length of a window in seconds, instead.
+            profiling_interval: Time the first of every so many entries of each section; 0 times none.
+            groups: The rank's position in the job, ``{"pipeline_stage": "3"}``: ranks that share a value are peers.
 
         Raises:
-            ConfigError: if one of them is out of its range, or both lengths are given.
+            ConfigError: if a setting is out of its range, or both lengths are given.
         """
         if window_steps is not None and window_s is not None:
             raise ConfigError("window_s", window_s, "give the length of a window in steps or in seconds, not both")
@@ -126,8 +126,8 @@ class Sections:
 
         Args:
             name: What it is called, the same on all ranks; the caller's file and line unless given.
-            gpu: Time what it does on the GPU too, without waiting for it. Where that cannot be done, one event says
-                why, and the section is timed without.
+            gpu: Time its work on the GPU too, without waiting for it. If that is not possible, one event has the
+                reason, and the section is timed without it.
         """
         if name is None:
             return self.section_at(2, gpu=gpu)
@@ -144,7 +144,7 @@ class Sections:
         return Section(times)
 
     def section_at(self, depth: int, *, gpu: bool = False) -> Section:
-        """Return the section called after the file and line of the caller *depth* calls up; 1 is who calls this."""
+        """Return the section named after the file and line of the caller *depth* calls up; 1 is the direct caller."""
         frame = sys._getframe(depth)  # noqa: SLF001  the one way to know the caller
         return self.section(self._location(frame.f_code, frame.f_lineno), gpu=gpu)
 
@@ -177,13 +177,13 @@ class Sections:
         return self._overflow
 
     def _follow(self) -> None:
-        """Learn of the ends of iterations from now on."""
+        """Subscribe to the ends of iterations, if that is not done yet."""
         with self._lock:
             if self._following is None:
                 self._following = self._bus.subscribe(self._on_iteration, to=IterationEnded)
 
     def close(self) -> None:
-        """Forget all sections; what was made or decorated before is timed no more. The next one begins anew."""
+        """Forget all sections; those in use or around functions are timed no more. The next section begins anew."""
         with self._lock:
             following, self._following = self._following, None
             for times in self._times.values():
@@ -194,7 +194,7 @@ class Sections:
             following.close()
 
     def _set_interval(self) -> None:
-        """Let nothing be timed while no handler wants it."""
+        """Apply the profiling interval, or time nothing while no handler wants `SectionWindow`."""
         self._is_wanted = self._bus.wants(SectionWindow)
         every = self._every if self._is_wanted else 0
         for times in self._times.values():
@@ -208,7 +208,7 @@ class Sections:
 
     def step_ended(self, step: int, *, at_ns: int | None = None) -> None:
         """
-        Learn that training *step* ended; called by every training iteration, or by loops that have none.
+        Note that training *step* ended; called after every training iteration, or by loops that have none.
 
         Args:
             step: Its number, counted from 0.
@@ -235,7 +235,7 @@ class Sections:
         self._gpu.flush()
 
     def close_window(self) -> None:
-        """Publish what was timed so far, as at the end of a job."""
+        """Publish the times so far, for example at the end of a job."""
         self.flush_gpu()
         with self._lock:
             closed = self._close(clock.now_ns())
@@ -273,7 +273,7 @@ class Sections:
         )
         if not on_gpu and not lost:
             return [sections]
-        # The kernels first: a rank is complete for its readers when its sections are in.
+        # The kernels come first: readers regard a rank as complete when its sections have arrived.
         return [KernelWindow(**common, **_columns(on_gpu), dropped=lost), sections]
 
 

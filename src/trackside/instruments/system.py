@@ -1,7 +1,7 @@
 """
 Sampling of the machine while it trains: CPU, memory and the rank's GPU, read in the background into counters.
 
-What cannot be read is absent: it has no counter, or a window without values, and is never 0.
+A value that cannot be read is absent: it has no counter, or a window without values, and is never 0.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from trackside.instruments._gauges import MachineGauge
 
 SAMPLING_INTERVAL_S: Final = 2.0
 MAX_FAILURES: Final = 5
-"""In a row, after which a gauge is read no more."""
+"""Failures in a row after which a gauge is read no more."""
 
 _FINDERS: Final[dict[str, Callable[[], Sequence[MachineGauge]]]] = {
     "cpu": psutil.gauges,
     "gpu": lambda: nvml.gauges(process_source().local_rank),
 }
-"""Functions that return the gauges of this process and its machine, and of its rank's GPU; they raise without one."""
+"""Functions that return the gauges of this process and its machine, and of its rank's GPU, or raise the reason."""
 
 
 class SystemSampling(Closing):
     """
     Reads gauges every *sampling_interval_s* seconds on a thread of its own, into counters of the gauges' names.
 
-    One `SystemSamplingStarted` lists the gauges, and says why others are missing. A reading that hangs, as from a GPU
-    that fell off its bus, delays only the other readings.
+    One `SystemSamplingStarted` lists the gauges, with the reasons why others are missing. A reading that hangs, for
+    example of a GPU that fell off its bus, delays only the other readings.
 
     Args:
         bus: The bus whose gauges are set.
@@ -54,9 +54,9 @@ class SystemSampling(Closing):
         self._thread.start()
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Stop the readings; False if one did not come back in time. Safe to call twice."""
+        """Stop the readings; False if one did not return in time. Safe to call twice."""
         self._stop.set()
-        if threading.current_thread() is self._thread:  # an inline handler of what we log ends the job
+        if threading.current_thread() is self._thread:  # an inline handler of our event ends the job
             return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -71,7 +71,7 @@ class SystemSampling(Closing):
                 return
 
     def _begin(self) -> list[_Reading]:
-        """Find the gauges, and publish which there are."""
+        """Find the gauges, and publish their names."""
         found: list[MachineGauge] = []
         absent: dict[str, str] = {}
         for what, find in _FINDERS.items():

@@ -66,7 +66,7 @@ class CudaEventTimer:
         self._cuda = cuda
         self._free: list[Any] = []
         self._all: list[Any] = []
-        """Every pair there is: to destroy an event where CUDA does not work any more ends the process."""
+        """Every pair that was made: destroying an event when CUDA no longer works would end the process."""
 
     def begin(self) -> Any:
         """Record the event that begins a stretch; None while a graph is captured, whose events measure no time."""
@@ -83,11 +83,11 @@ class CudaEventTimer:
         return pair
 
     def end(self, mark: Any) -> None:
-        """Record the event that ends it."""
+        """Record the event that ends the stretch."""
         mark[1].record()
 
     def elapsed_ns(self, mark: Any) -> int | None:
-        """Return its length; None until the GPU has reached its end."""
+        """Return the length of the stretch; None until the GPU has reached its end."""
         if not mark[1].query():
             return None
         taken_ms: float = mark[0].elapsed_time(mark[1])
@@ -95,7 +95,7 @@ class CudaEventTimer:
         return round(taken_ms * 1e6)
 
     def after_fork(self) -> None:
-        """Keep the parent's events for as long as this process lives, its end included: there is no CUDA in it."""
+        """Keep the parent's events in a forked child, even during its exit, because CUDA does not work there."""
         import ctypes  # noqa: PLC0415  only a child of a process that timed its GPU needs it
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -119,14 +119,14 @@ def cuda_event_timer() -> CudaEventTimer:
 
 def watch_profiler(before: Callable[[], object], after: Callable[[], object]) -> Callable[[], object]:
     """
-    Learn when torch's profiler takes CUPTI, and when it lets it go.
+    Watch when torch's profiler takes CUPTI, and when it releases CUPTI.
 
     Args:
-        before: Called before it prepares to record what runs on the GPU, its warm-up included.
-        after: Called when it has ended.
+        before: Called before the profiler prepares to record the GPU, its warm-up included.
+        after: Called when the profiler has ended.
 
     Returns:
-        A function that ends that.
+        A function that ends the watching.
     """
     module: Any = sys.modules.get("torch.autograd.profiler")
     if module is None:
@@ -168,7 +168,7 @@ def watch_backward(
     loss: Any, computed: Callable[[], object], synchronized: Callable[[], object]
 ) -> Callable[[], object] | None:
     """
-    Learn when a backward pass has computed its own gradients, and when it has those of other ranks.
+    Watch when a backward pass has computed its own gradients, and when it has those of the other ranks.
 
     Distributed training waits for the gradients of other ranks in a callback at the end of the pass. *computed* is
     called just before that, *synchronized* just after.
@@ -176,10 +176,10 @@ def watch_backward(
     Args:
         loss: The tensor whose ``backward()`` is about to be called.
         computed: Called when this rank's gradients are there.
-        synchronized: Called when those of the other ranks are.
+        synchronized: Called when those of the other ranks are there.
 
     Returns:
-        A function that ends that; None if the two cannot be separated, as on a GPU, unseen by the CPU's clock.
+        A function that ends the watching; None if the CPU's clock cannot separate the two, for example on a GPU.
     """
     if not getattr(loss, "requires_grad", False) or loss.device.type != "cpu" or is_compiling():
         return None
@@ -229,13 +229,13 @@ class RankGroup:
         return int(cell)
 
     def close(self) -> None:
-        """Let the group go."""
+        """Destroy the group."""
         self._distributed.destroy_process_group(self._group)
 
 
 def not_compiled() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Return a decorator for what ``torch.compile`` must leave alone: reading a clock is no part of a graph.
+    Return a decorator for functions that ``torch.compile`` must skip: reading a clock is no part of a graph.
 
     Raises:
         ConfigError: if torch is not installed.
@@ -251,7 +251,7 @@ def has_gradients() -> bool:
 
 
 def is_compiling() -> bool:
-    """Return whether torch is reading the code that asks, to compile it: then it must do nothing of its own."""
+    """Return whether torch is tracing the calling code to compile it: then this code must do nothing of its own."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     return compiler is not None and bool(compiler.is_compiling())
 
@@ -283,13 +283,13 @@ def has_cuda() -> bool:
 
 
 def is_distributed() -> bool:
-    """Return whether this process has joined others through torch; torch is not imported for the question."""
+    """Return whether this process has joined others through torch; does not import torch."""
     known = sys.modules.get("torch.distributed")
     return known is not None and known.is_available() and known.is_initialized()
 
 
 def place_in_group() -> dict[str, int]:
-    """Return ``rank`` and ``world_size`` as torch.distributed has them; nothing where it is not initialised."""
+    """Return ``rank`` and ``world_size`` as torch.distributed has them; empty if it is not initialised."""
     if not is_distributed():
         return {}
     joined = distributed()
@@ -297,7 +297,7 @@ def place_in_group() -> dict[str, int]:
 
 
 def agree_in_group(key: str, value: str) -> str:
-    """Return the *value* under *key* that the first process of the group has given; its own where there is no store."""
+    """Return the *value* that the first process of the group gave for *key*; without a store, this process's own."""
     try:
         store = distributed().distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name for it
         agreed: bytes = store.compare_set(key, "", value)
@@ -319,8 +319,8 @@ def latest_collectives(most: int = 8) -> list[dict[str, Any]]:
     """
     Return the latest collectives that torch's flight recorder has of this rank, the latest last.
 
-    Empty where torch has no process group, no recorder or nothing in it (``TORCH_NCCL_TRACE_BUFFER_SIZE`` turns it on
-    for NCCL).
+    Empty if torch has no process group, no recorder or an empty one (``TORCH_NCCL_TRACE_BUFFER_SIZE`` turns it on for
+    NCCL).
     """
     if not is_distributed():
         return []
@@ -341,7 +341,7 @@ def latest_collectives(most: int = 8) -> list[dict[str, Any]]:
 
 def torch_module(asked: str) -> Any:
     """
-    Return torch, imported now, for what is called *asked* in the error.
+    Import torch and return it; an error names *asked* as the feature that needs it.
 
     Raises:
         MissingExtraError: if torch is not installed.
@@ -359,7 +359,7 @@ _ANNOTATORS: Final[dict[str, Callable[[], Callable[[str], Callable[[], object]]]
 
 def annotate(how: str | None) -> None:
     """
-    Show every span that opens from now on in a profiler too, whether or not anybody listens to it here.
+    Show every span that opens from now on in a profiler too, whether or not a handler wants it.
 
     Args:
         how: ``record_function`` for torch's profiler, ``nvtx`` for Nsight, or None for neither.

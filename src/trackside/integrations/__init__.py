@@ -1,9 +1,9 @@
 """
 The frameworks that trackside watches: one module, and one callback, for each.
 
-`pytorch` is for a loop of one's own, `lightning` and `pytorch_lightning` for a ``Trainer`` of either package, `fabric`
+`pytorch` is for a hand-written loop, `lightning` and `pytorch_lightning` for a ``Trainer`` of either package, `fabric`
 for Lightning Fabric, `transformers` for the ``Trainer`` of Hugging Face, and `accelerate` for a loop under Accelerate.
-Each module imports its framework, and is itself imported when it is first asked for.
+Each module imports its framework, and is itself imported at its first use.
 """
 
 from __future__ import annotations

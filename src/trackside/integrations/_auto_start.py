@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from trackside.events import Handler
 
 RUN_VARIABLE: Final = "TRACKSIDE_RUN_ID"
-"""The run's id, from the process that starts the others to those; where a launcher gives one, it is not used."""
+"""The variable that passes the run's id to child processes; not used if a launcher gives the id."""
 OPT_IN_VARIABLE: Final = "TRACKSIDE"
-"""The directory that telemetry goes to, or 1 for ``runs``: frameworks that look for callbacks find ours then."""
+"""The variable with telemetry's directory, or 1 for ``runs``: if set, frameworks that look for callbacks find ours."""
 
 _LAUNCHERS: Final = ("RANK", "SLURM_JOB_ID")
 
@@ -32,7 +32,7 @@ class AutoStart:
     Telemetry that is on already stays as it is.
 
     Args:
-        directory: Where the event log goes; None turns nothing on.
+        directory: The directory of the event log; None turns nothing on.
         job: The identity of the run; the program's name unless given.
         handlers: As `start` takes them.
     """
@@ -59,7 +59,7 @@ class AutoStart:
             return running
         self._job = start(self._directory, job=self._described(ranks), handlers=self._handlers)
         callbacks.on_app_start()
-        # After the job's own, so before it: the application ends, and then the stream.
+        # Registered after the job's own function, so called before it: the application ends, then the stream.
         atexit.register(self._end_at_exit)
         return self._job
 
@@ -76,7 +76,7 @@ class AutoStart:
         self.end()
 
     def end(self) -> bool:
-        """Turn off what was turned on here, and return whether everything was written; safe to call twice."""
+        """Turn off the telemetry turned on here, and return whether everything was written; safe to call twice."""
         atexit.unregister(self._end_at_exit)
         job, self._job = self._job, None
         if job is None or not job.is_open:
@@ -86,14 +86,14 @@ class AutoStart:
 
 
 def _agree_on_run() -> str | None:
-    """Return the id of the run that this process and those it starts belong to; None where a launcher gives it."""
+    """Return the run id of this process and of those that it starts; None if a launcher gives it."""
     if any(os.environ.get(variable) for variable in _LAUNCHERS):
         return None
     return os.environ.setdefault(RUN_VARIABLE, f"run-{os.urandom(6).hex()}")
 
 
 def opted_in() -> str | None:
-    """Return the directory that the environment says telemetry is to go to; None if it says nothing."""
+    """Return the directory for telemetry that the environment names; None if it names none."""
     opted = os.environ.get(OPT_IN_VARIABLE, "")
     if opted.lower() in {"", "0", "false", "no"}:
         return None

@@ -1,7 +1,7 @@
 """
 The callback that both Lightning packages share; imports neither package.
 
-First how it times checkpoints, then what it records of one trainer, then the hooks that a trainer calls.
+First the timing of checkpoints, then the records of one trainer, then the hooks that a trainer calls.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _FITTING: Final = "fit"
 
 class TimedSaves:
     """
-    Stands in for ``save_checkpoint`` of one trainer, and stays: a script may save after training too.
+    Replaces ``save_checkpoint`` of one trainer, for good: a script may save after training too.
 
     Args:
         trainer: The trainer.
-        save: What it stands in for.
+        save: The replaced method.
     """
 
     def __init__(self, trainer: Any, save: Any) -> None:
         self._trainer = trainer
         self._save = save
         self._pending: dict[str, CheckpointSave] = {}
-        """By path, the saves that were handed to another thread."""
+        """The saves that another thread does, by path."""
 
     def __call__(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save, within a span; whatever comes out of it, the span is closed and says so."""
+        """Save, within a span that records the outcome."""
         writer = _background_writer(self._trainer)
         strategy = None if writer is None else "async"
-        # Counted from 0, as everywhere: the checkpoint holds what the iteration before the next one did.
+        # Steps are counted from 0: the checkpoint holds the work up to the iteration before the next one.
         with checkpoint_save(self._trainer.global_step - 1, strategy=strategy, path=filepath) as save:
             if writer is not None and getattr(self._trainer, "is_global_zero", True):
                 self._pending[os.fspath(filepath)] = save
@@ -65,14 +65,14 @@ class TimedSaves:
 
 
 class BackgroundSaves:
-    """Stands in for ``save_checkpoint`` of what writes in another thread, and reports the outcome of each save."""
+    """Replaces ``save_checkpoint`` of a plugin that writes in another thread, and reports the outcome of each save."""
 
     def __init__(self, write: Any, pending: dict[str, CheckpointSave]) -> None:
         self._write = write
         self._pending = pending
 
     def __call__(self, checkpoint: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Write; the save of that path has succeeded then, or failed."""
+        """Write, and report whether the save of that path has succeeded or failed."""
         save = self._pending.pop(os.fspath(path), None)
         try:
             done = self._write(checkpoint, path, *args, **kwargs)
@@ -112,7 +112,7 @@ class Checkpoints:
         self._load: Span | None = None
         if not isinstance(vars(trainer).get("save_checkpoint"), TimedSaves):
             trainer.save_checkpoint = TimedSaves(trainer, trainer.save_checkpoint)
-        # Reading the file and filling the model are two calls; what the strategy sets up comes after both.
+        # Reading the file and filling the model are two calls; the strategy's set-up comes after both.
         patches.replace(trainer.strategy, "load_checkpoint", self._reading)
         patches.replace(trainer.strategy, "load_model_state_dict", self._filling)
 
@@ -126,7 +126,7 @@ class Checkpoints:
                 self.end_load(error)
                 raise
             step = found.get("global_step") if isinstance(found, dict) else None
-            # Only a fit goes on behind the checkpoint; who loads it to test it undoes no work.
+            # Only a fit continues from the checkpoint; loading it for a test undoes no work.
             if isinstance(step, int) and self._trainer.state.fn == _FITTING:
                 self._load.set(**{span_names.CURRENT_ITERATION: step - 1})
             return found
@@ -157,8 +157,8 @@ SANITY_CHECK: Final = "sanity_check"
 PREDICTING_LOOP: Final = "predicting_loop"
 PREDICTING_ITERATION: Final = "predicting_single_iteration"
 
-# The trainer's profiler's names of the actions that there is no hook for. The class names before these are the loop's,
-# the strategy's and the model's own.
+# The actions without a hook, by their names in the trainer's profiler. Before these names it has the class names of the
+# loop, the strategy and the model.
 _ACTIONS: Final = {
     "train_dataloader_next": span_names.DATA_LOADING,
     "training_step": span_names.MODEL_FORWARD,
@@ -202,7 +202,7 @@ class Watch:
     """
     The spans of one run of *trainer*: a fit, a validation, a test or a prediction.
 
-    An iteration is an optimizer step, of as many batches as gradients are accumulated over.
+    An iteration is an optimizer step, with all batches over which gradients are accumulated.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -220,19 +220,19 @@ class Watch:
         self._loss: Any = None
         self._patches.replace(trainer.profiler, "start", self._before_action)
         self._patches.replace(trainer.profiler, "stop", self._after_action)
-        # Before each batch, in recent releases: a rank that comes early waits here for those that come late.
+        # Recent releases call this before each batch: a rank that is early waits here for those that are late.
         self._patches.replace(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", self._broadcasting)
-        # Lightning's loggers are called on rank 0 alone; every rank and every trainer without a logger passes by here.
+        # Lightning's loggers are called only on rank 0; this method is called on every rank, and without a logger too.
         self._patches.replace(getattr(trainer, "_logger_connector", None), "log_metrics", self._logging)
 
     def close(self) -> None:
-        """Put back what stood where this stood in."""
+        """Put the replaced methods back."""
         self._checkpoints.end_load()
         self._patches.remove()
 
     def _logging(self, log_metrics: Any) -> Any:
         def logged(values: Any, *args: Any, **kwargs: Any) -> Any:
-            if values:  # between the steps that are logged there are none
+            if values:  # there are none between the steps that are logged
                 metrics(values, step=self.trainer.global_step - 1)
             return log_metrics(values, *args, **kwargs)
 
@@ -272,7 +272,7 @@ class Watch:
         return timed
 
     def _part(self, action: str) -> str:
-        """Return the part of the step that the profiler's *action* is; empty for none."""
+        """Return the part of the step that the profiler calls *action*; empty for none."""
         known = self._known_actions.get(action)
         if known is None:
             name = action.rpartition(".")[2]
@@ -345,7 +345,7 @@ class Watch:
             self._close_iteration()
 
     def epoch_ended(self) -> None:
-        """Close an iteration that is open: a batch that the model has refused has no end of its own."""
+        """Close an iteration that is still open, because a batch that the model has refused has no end of its own."""
         if self._is_in_batch:
             self._close_iteration(failed=True)
 
@@ -357,7 +357,7 @@ class Watch:
         self._step = self._samples = self._loss = None
 
     def _samples_of(self, batch: Any) -> int | None:
-        """Return the samples of *batch* over all ranks: the others' batches are taken to be as large as ours."""
+        """Return the samples of *batch* over all ranks, as if the batches of the others were as large as ours."""
         found = samples_in(batch)
         spread = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
         return None if found is None else found * int(spread.get("num_replicas", 1))
@@ -388,7 +388,7 @@ class Watch:
             _LOOPS[kind][1]()
 
     def evaluation_begins(self, kind: str, *_batch: Any, **_place: Any) -> None:
-        """Open an iteration of such a loop; if the step before returned nothing, Lightning may have reported no end."""
+        """Open an iteration of the loop of *kind*; first close the one before, if Lightning has reported no end."""
         if self._is_checking:
             return
         self._end_evaluation()
@@ -408,7 +408,7 @@ class Watch:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def failed(self, error: BaseException) -> None:
-        """Close every open span with *error*, which ended the run, and write what is known."""
+        """Close every open span with *error*, which ended the run, and flush the bus."""
         self._parts.end_all(error)
         end_with(error)
         self._step, self._is_in_batch, self._evaluates = None, False, ""
@@ -417,7 +417,7 @@ class Watch:
 
 
 def _target_of(trainer: Any) -> int | None:
-    """Return after how many optimizer steps training is to end; None if the trainer does not know."""
+    """Return the number of optimizer steps after which training ends; None if the trainer does not know it."""
     try:
         target = trainer.estimated_stepping_batches
     except Exception as error:  # it asks loaders, strategies and other callbacks
@@ -428,7 +428,7 @@ def _target_of(trainer: Any) -> int | None:
 
 
 def _loss_in(outputs: Any) -> Any:
-    """Return the loss among the *outputs* of a step; None if there is no single number that can be it."""
+    """Return the loss among the *outputs* of a step; None if they have no single number for it."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
     size = getattr(loss, "numel", None)
     if isinstance(loss, float) or (size is not None and size() == 1):
@@ -443,15 +443,15 @@ T = TypeVar("T", bound=type)
 _MARK: Final = "trackside_callback"
 
 _watching: Final[WeakKeyDictionary[Any, LightningHooks]] = WeakKeyDictionary()
-"""By trainer, the one callback that watches its present run: of several the others do nothing."""
+"""By trainer, the callback that watches its present run; if there are several, the others do nothing."""
 
 
 def _hook(record: Callable[..., None], *kind: str) -> Any:
     """
     Return a hook of Lightning's that calls *record* with the watch of the trainer in place of trainer and module.
 
-    A *kind* of loop goes before Lightning's other arguments. What is raised stays out of the training, unless the bus
-    is strict; the callback then does without this run.
+    A *kind* of loop goes before Lightning's other arguments. Errors stay out of the training, unless the bus is strict;
+    after one, the callback records no more of this run.
     """
 
     @functools.wraps(record)
@@ -475,15 +475,15 @@ class LightningHooks:
 
         trainer = Trainer(callbacks=[TracksideCallback("runs/")], ...)
 
-    Training, validation, testing and prediction with their iterations; loading data, forward, backward and the
-    optimizer's step, as spans and as sections for straggler detection; checkpoints saved and loaded; the values that
-    the model logs; and the exception that ended it. Telemetry is on from the trainer's first run to the end of the
-    process, or to `close`. Of several callbacks on one trainer the first does it all. What goes wrong inside is logged,
-    and stays out of the training.
+    It records training, validation, testing and prediction with their iterations; loading data, forward, backward and
+    the optimizer's step, as spans and as sections for straggler detection; checkpoints saved and loaded; the values
+    that the model logs; and the exception that ended a run. Telemetry is on from the trainer's first run to the end of
+    the process, or to `close`. If a trainer has several callbacks, only the first records. Errors in the callback are
+    logged, and stay out of the training.
 
     Args:
-        directory: Where the event log goes, the same on all ranks. None leaves it to the script to turn telemetry on.
-        job: The identity of the run, as `trackside.start` takes it; the trainer fills in what it leaves open.
+        directory: The directory of the event log, the same on all ranks; None if the script turns telemetry on itself.
+        job: The identity of the run, as `trackside.start` takes it; the trainer fills in missing fields.
         handlers: Models, sinks and callables to subscribe.
         call_on_app_start: Open the application's span now, for a script that calls
             `trackside.instruments.callbacks.on_app_end` itself.
@@ -506,9 +506,9 @@ class LightningHooks:
     @classmethod
     def of_every_trainer(cls) -> list[Any]:
         """
-        Return the callbacks of every trainer: none, unless the variable ``TRACKSIDE`` says where telemetry is to go.
+        Return the callbacks of every trainer: none, unless the variable ``TRACKSIDE`` names a directory.
 
-        The entry point that Lightning asks for callbacks.
+        This is the entry point that Lightning calls for callbacks.
         """
         directory = opted_in()
         return [] if directory is None else [cls(directory)]
@@ -516,15 +516,15 @@ class LightningHooks:
     @classmethod
     def hook_trainer_cls(cls, trainer: T, callback: Any = None) -> tuple[T, Any]:
         """
-        Add a callback to every trainer of the class *trainer* made from now on, before those that it is given.
+        Add a callback to every trainer of the class *trainer* made from now on, before its other callbacks.
 
         ::
 
             hook_trainer_cls(Trainer)
 
         Args:
-            trainer: The class; changed in place, once. One that has a callback, its own or an inherited one, keeps it.
-            callback: The callback, if it is to be another one than a `TracksideCallback`.
+            trainer: The class; changed in place, once. If it has a callback already, or inherits one, it keeps that.
+            callback: The callback; a new `TracksideCallback` unless given.
 
         Returns:
             The class, and the callback that its trainers share.
@@ -548,13 +548,13 @@ class LightningHooks:
         return trainer, shared
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's signature
-        """Turn telemetry on, and begin to watch what the trainer is about to run."""
+        """Turn telemetry on, and begin to watch the run that the trainer begins."""
         self._telemetry.begin(rank=trainer.global_rank, local_rank=trainer.local_rank, world_size=trainer.world_size)
         first = _watching.get(trainer)
         if first is not None and first is not self and first in trainer.callbacks:
             return
         try:
-            if self._watch is not None:  # a run that ended with an exception, which another callback kept from us
+            if self._watch is not None:  # the run before ended with an exception that another callback kept from us
                 self._watch.failed(RunError())
                 self._let_go()
             self._watch = Watch(trainer)
@@ -568,11 +568,11 @@ class LightningHooks:
             self._let_go()
 
     def close(self) -> bool:
-        """Turn off what was turned on here, as at the end of the process; return whether everything was written."""
+        """Turn off the telemetry turned on here, as at the process's end; return whether everything was written."""
         return self._telemetry.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close what is open with the exception, write what is known, and leave the trainer as it was found."""
+        """Close all open spans with the exception, flush the bus, and leave the trainer as it was found."""
         self._on_exception(trainer, pl_module, exception)
         self.teardown(trainer, pl_module, "")
 
@@ -583,7 +583,7 @@ class LightningHooks:
             watch.close()
 
     def _give_up(self, trainer: Any, error: Exception) -> None:
-        """Do without the rest of this run, because of *error*, unless it is to come out."""
+        """Stop recording this run because of *error*; raise it if the bus is strict or a signal handler raised it."""
         if default_bus.strict or is_from_signal_handler(error):
             raise error
         LOGGER.warning("trackside records no more of this run", exc_info=error)

@@ -1,4 +1,4 @@
-"""Watching for stragglers from a callback, under the arguments of NVRx's; shared by both Lightning packages."""
+"""Watching for stragglers from a callback, with the arguments of NVRx's callback; shared by both Lightning packages."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _STOPPED: Final = 1
 
 class StragglerHooks(LightningHooks):
     """
-    Watches for stragglers while the trainer fits, under the arguments of the resiliency extension's callback.
+    Watches for stragglers while the trainer fits, with the arguments of the resiliency extension's callback.
 
     Args:
-        report_time_interval: Between two reports, in seconds.
+        report_time_interval: The time between two reports, in seconds.
         calc_relative_gpu_perf: Whether to compare each rank with its peers; sections as well as GPUs.
         calc_individual_gpu_perf: Whether to compare each rank with its own past.
-        num_gpu_perf_scores_to_print: How many of the worst and of the best ranks to print; 0 prints stragglers alone.
+        num_gpu_perf_scores_to_print: How many of the worst and of the best ranks to print; 0 prints only stragglers.
         gpu_relative_perf_threshold: The relative score strictly below which a rank is a straggler.
-        gpu_individual_perf_threshold: The individual score.
-        stop_if_detected: Save a checkpoint and end every rank with status 1, at the same step, once there is one;
-            without a checkpoint callback, only end the training.
+        gpu_individual_perf_threshold: The same for the individual score.
+        stop_if_detected: Save a checkpoint and end every rank with status 1, at the same step, once there is a
+            straggler; without a checkpoint callback, only end the training.
         enable_ptl_logging: Whether to log the scores through the module's own ``log``.
-        profiling_interval: Time every so many entries of each section.
-        logger_name: The logger that reports are printed to.
-        section_relative_perf_threshold: As for GPUs, for sections; the same number unless given.
-        section_individual_perf_threshold: As for GPUs, for sections; the same number unless given.
-        agree_every_steps: With *stop_if_detected*, every how many steps the ranks agree. Without a directory for an
-            event log, this is also how often they exchange their windows.
+        profiling_interval: Time the first of every so many entries of each section.
+        logger_name: The logger for reports.
+        section_relative_perf_threshold: The relative score for sections; the one for GPUs unless given.
+        section_individual_perf_threshold: The individual score for sections; the one for GPUs unless given.
+        agree_every_steps: With *stop_if_detected*, the ranks agree every so many steps. Without a directory for an
+            event log, they also exchange their windows then.
         num_gpu_perf_scores_to_log: Another name of *num_gpu_perf_scores_to_print*.
-        more: What `LightningHooks` takes.
+        more: The arguments of `LightningHooks`.
 
     Raises:
         ConfigError: if neither kind of score is chosen, or a number is out of its range.
@@ -91,7 +91,7 @@ class StragglerHooks(LightningHooks):
             "stop_if_detected": stop_if_detected,
             "agree_every_steps": agree_every_steps,
         }
-        StragglerWatch(**self._options)  # what is wrong is said here, and not on the first step
+        StragglerWatch(**self._options)  # raises errors in the options here, not on the first step
         self._interval_s = report_time_interval
         self._profiling_interval = profiling_interval
         self._most = num_gpu_perf_scores_to_print
@@ -103,7 +103,7 @@ class StragglerHooks(LightningHooks):
         self._seen: tuple[int, int, int] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Begin to watch the run, and in a fit for stragglers."""
+        """Begin to watch the run, and in a fit begin to watch for stragglers."""
         super().setup(trainer, pl_module, stage)
         self._end_watching()
         if stage != _FIT:
@@ -112,7 +112,7 @@ class StragglerHooks(LightningHooks):
         where = running.directory if running is not None else None
         source, options = process_source(), self._options
         if where is None and trainer.world_size > 1:
-            # Without a directory that all ranks write to, they exchange their windows where they could agree to stop.
+            # Without a directory to which all ranks write, they exchange windows at the steps at which they agree.
             source = attrs.evolve(source, rank=trainer.global_rank, world_size=trainer.world_size)
             options = {**options, "windows_from": "gather", "report_every_steps": options["agree_every_steps"]}
         every = max(1, self._profiling_interval)
@@ -125,10 +125,10 @@ class StragglerHooks(LightningHooks):
         self._subscription = self._stragglers.begin(default_bus, source, where or Path())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any, **more: Any) -> None:
-        """Close the iteration, if the optimizer has stepped; report if it is time, and stop if that is agreed."""
+        """Close the iteration, if the optimizer has stepped; report if that is due, and stop if the ranks agree."""
         super().on_train_batch_end(trainer, pl_module, *batch, **more)
         watch = self._stragglers
-        # At what all ranks count alike: steps of the optimizer, not batches.
+        # Once per step of the optimizer, which all ranks count alike, not per batch.
         if watch is None or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -178,8 +178,8 @@ class StragglerHooks(LightningHooks):
             return
         name = getattr(saver, "CHECKPOINT_NAME_LAST", "last") + getattr(saver, "FILE_EXTENSION", ".ckpt")
         place = getattr(saver, "dirpath", None) or trainer.default_root_dir
-        trainer.save_checkpoint(f"{place}/{name}")  # which may be a URL
-        # The trainer waits, on its way out, for writes in the background.
+        trainer.save_checkpoint(f"{place}/{name}")  # the path may be a URL
+        # On its way out, the trainer waits for writes in the background.
         raise SystemExit(_STOPPED)
 
 
@@ -211,7 +211,7 @@ def described(report: ScoreReport, most: int) -> Iterator[str]:
 
 
 def warnings_of(report: ScoreReport) -> Iterator[str]:
-    """Yield a line for each kind of score by which there are stragglers, and since which step."""
+    """Yield a line for each kind of score with stragglers, with the step since which each of them is one."""
     for kind, _ in report.kinds():
         slow = [straggler for straggler in report.stragglers if straggler.kind == kind]
         if slow:

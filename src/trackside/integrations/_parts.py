@@ -1,7 +1,7 @@
 """
 The parts of a training step as frameworks show them: a span and a section each.
 
-Also what else the integrations share: the samples of a batch, and a framework's methods replaced and put back.
+Also other code that the integrations share: it counts the samples of a batch, and replaces a framework's methods.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MOMENTS: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
 
 class Parts:
     """
-    The parts that are open. An end without a start, and a start of what is open, do nothing.
+    The open parts of a step. An end without a start, and a start of an open part, do nothing.
 
     Attributes:
         gpu: Whether sections time the GPU too.
-        is_shared: Whether other ranks work on the same step. Then a backward pass ends with waiting for them, a part
-            of its own. Where the two cannot be separated, a rank that is long in the backward pass is not slow: its
-            section is timed and not scored.
+        is_shared: Whether other ranks work on the same step. Then a backward pass ends with a wait for them, which is a
+            separate part. If the two cannot be separated, the section of the backward pass is timed and not scored,
+            because a rank with a long time there is not slow.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Parts:
         _MOMENTS[name][1]()
 
     def _end_backward(self, timed: Section) -> None:
-        """End the backward pass where it was computed, and record the waiting behind it as a part of its own."""
+        """End the backward pass at the time when it was computed, and record the wait after it as a separate part."""
         computed_ns, synchronized_ns = self._computed_ns, self._synchronized_ns
         self._forget()
         if not synchronized_ns:  # another loss was differentiated, or an exception came
@@ -113,9 +113,9 @@ class Parts:
 
     def took(self, name: str, began_ns: int, ended_ns: int | None = None, *, waits: bool = False) -> None:
         """
-        Record the part *name* now that it is over; it began and *ended*, by default now, in ns since the epoch.
+        Record the part *name* from *began_ns* to *ended_ns*, in ns since the epoch; *ended_ns* is now unless given.
 
-        A rank that *waits* in it for others is not slow.
+        If the rank *waits* for others in it, it is not scored.
         """
         ended_ns = clock.now_ns() if ended_ns is None else ended_ns
         timed = waiting(name) if waits else section(name, gpu=False)
@@ -125,19 +125,19 @@ class Parts:
         Span(name, ProfileSpanEnded, {}).open(at_ns=began_ns).close(at_ns=ended_ns)
 
     def end_all(self, error: BaseException | None = None) -> None:
-        """End what is open, the latest first; an *error* ended it."""
+        """End all open parts, the latest first; with an *error*, it ended them."""
         for name in reversed(list(self._open)):
             self.end(name, error)
 
 
 def _shift(timed: Section, by_ns: int) -> None:
-    """Let the time of a section begin *by_ns* later, if it is timed at all."""
+    """Move the start of a section's time by *by_ns*, if it is timed at all."""
     if timed._start_ns > 0:  # noqa: SLF001
         timed._start_ns += by_ns  # noqa: SLF001
 
 
 _set_class: Final = object.__dict__["__class__"].__set__
-"""Sets an object's class, also where the object says that it is of another one, as loaders of accelerate do."""
+"""Sets an object's class, even if the object reports another class, like loaders of accelerate."""
 
 
 class TimedBatches:
@@ -146,7 +146,7 @@ class TimedBatches:
 
     Args:
         batches: The iterator.
-        parts: What times it.
+        parts: The parts that time the waits.
         on_batch: Called with each batch.
     """
 
@@ -174,15 +174,15 @@ class TimedBatches:
 
 def time_loading(loader: Any, parts: Parts, on_batch: Callable[[Any], None]) -> Callable[[], None]:
     """
-    Time the waits for the batches of *loader*, which stays the object that it is: only its class is another one.
+    Time the waits for the batches of *loader*, which stays the same object and only gets another class.
 
     Args:
-        loader: What the training loop iterates over.
-        parts: What times it.
+        loader: The object over which the training loop iterates.
+        parts: The parts that time the waits.
         on_batch: Called with each batch.
 
     Returns:
-        A function that ends that, for iterations that begin later.
+        A function that ends the timing, for iterations that begin later.
     """
     cls = type(loader)
 
@@ -191,7 +191,7 @@ def time_loading(loader: Any, parts: Parts, on_batch: Callable[[Any], None]) -> 
 
     try:
         _set_class(loader, type(cls.__name__, (cls,), {"__iter__": timed, "__module__": cls.__module__}))
-    except (AttributeError, TypeError):  # a class of C, or one with slots: its waits are not seen
+    except (AttributeError, TypeError):  # a class of C, or one with slots: its waits are not timed
         return lambda: None
 
     def end() -> None:
@@ -207,9 +207,9 @@ def watch_forward(
     after: Callable[[Any, Any, BaseException | None], object],
 ) -> list[Any]:
     """
-    Watch the forward passes of *model*, and those of the module inside that it wraps for distributed training.
+    Watch the forward passes of *model*, and those of the module that it wraps for distributed training.
 
-    Of a forward pass within another one of these nothing is called.
+    Nothing is called for a forward pass within another one of these.
 
     Args:
         model: A ``torch.nn.Module``. A compiled one is watched from outside.
@@ -252,7 +252,7 @@ class WatchedEvaluation:
     """
     The validation loop that a model in evaluation mode runs through.
 
-    Nothing says when it ends but what comes after it, so its spans are recorded when they are over.
+    Only what comes after it shows that it has ended, so its spans are recorded when they are over.
     """
 
     is_open: bool = False
@@ -263,7 +263,7 @@ class WatchedEvaluation:
     """The time when the latest forward pass ended."""
 
     def begin_batch(self, samples: int | None) -> None:
-        """Begin a forward pass; the batch before it is over."""
+        """Begin a forward pass, which ends the batch before it."""
         if not self.is_open and is_evaluating():
             return  # the script has spans of its own for it
         now_ns = clock.now_ns()

@@ -27,7 +27,7 @@ from trackside.job import JobConfig
 LOGGER: Final = logging.getLogger("trackside")
 
 STEP_FILE: Final = "trackside.json"
-"""A file that is added to a saved state: the number of steps that were done, from which a load goes on counting."""
+"""A file that is added to a saved state, with the number of steps done; after a load, the count continues from it."""
 
 
 class AcceleratorWatch:
@@ -35,8 +35,8 @@ class AcceleratorWatch:
     The spans of a loop that is written by hand: there are no hooks, but the loop calls accelerate's methods.
 
     An iteration is a step of the optimizer. It begins with the batch of its first forward pass with gradients, so
-    batches that are only looked at begin none. What the models do while none of them is in training mode is a
-    validation loop. It ends with the last of these passes before the next iteration or save.
+    batches without such a pass begin none. Forward passes while no model is in training mode are a validation loop. It
+    ends with the last of these passes before the next iteration or save.
 
     Args:
         accelerator: The class ``Accelerator``.
@@ -67,7 +67,7 @@ class AcceleratorWatch:
         watched_loops.append(self._end_with_job)
 
     def close(self) -> None:
-        """Close what is open, and leave accelerate as it was found."""
+        """Close all open spans, and leave accelerate as it was found."""
         watched_loops.remove(self._end_with_job)
         self._patches.remove()
         for hook in self._hooks:
@@ -75,7 +75,7 @@ class AcceleratorWatch:
         self._safely(self._end)
 
     def _end_with_job(self, error: BaseException | None) -> None:
-        """End what is open as the job does; callbacks end the iteration and the loop, with the *error* that came."""
+        """End the evaluation and the open parts when the job ends; callbacks end the iteration and the loop."""
         is_training = self._is_training()
         self._evaluation.end(error=None if is_training else error)
         if error is not None:
@@ -92,7 +92,7 @@ class AcceleratorWatch:
             close_section_window()
 
     def _safely(self, record: Callable[..., None], *args: Any) -> None:
-        """Keep what *record* raises out of training, except on a strict bus; nothing more is recorded then."""
+        """Keep errors of *record* out of training, except on a strict bus; after one, nothing more is recorded."""
         if self._is_off:
             return
         try:
@@ -172,7 +172,7 @@ class AcceleratorWatch:
 
     @contextmanager
     def _ending(self, part: str) -> Iterator[None]:
-        """End *part* with the block, and with what it raises."""
+        """End *part* with the block, and with the exception that the block raises."""
         error = None
         try:
             yield
@@ -256,7 +256,7 @@ class AcceleratorWatch:
 
 
 def _steps_done(place: Path) -> int | None:
-    """Return how many steps were done when the state in *place* was saved; None if it does not say."""
+    """Return how many steps were done when the state in *place* was saved; None if that is not recorded."""
     try:
         step = json.loads((place / STEP_FILE).read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -276,7 +276,7 @@ if TYPE_CHECKING:
 
 
 def _ranks() -> dict[str, int]:
-    """Return which of the processes this is, as accelerate knows it."""
+    """Return the ranks of this process and the number of processes, as accelerate knows them."""
     state = PartialState()
     return {
         "rank": state.process_index,
@@ -295,14 +295,14 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
         accelerator = Accelerator(log_with=TracksideTracker("runs/"))
         accelerator.init_trackers("my-project")
 
-    From ``init_trackers`` to ``end_training``: iterations (optimizer steps), waits for data, forward, backward and the
-    optimizer's step, as spans and sections; states saved and loaded; and what is logged, as an event and counters. Of
-    several trackers of this kind the first does it all. Telemetry is on from ``init_trackers`` to ``end_training``.
+    It records iterations (optimizer steps), waits for data, forward, backward and the optimizer's step, as spans and
+    sections; states saved and loaded; and logged values, as an event and counters. If there are several trackers of
+    this kind, only the first records. Telemetry is on from ``init_trackers`` to ``end_training``.
 
     Args:
-        directory: Where the event log goes, the same on all processes. Where none is given, the variable ``TRACKSIDE``
-            may say it; else it is left to the script to turn telemetry on.
-        job: The identity of the run, as `trackside.start` takes it; accelerate fills in what it leaves open.
+        directory: The directory of the event log, the same on all processes; by default the one in the variable
+            ``TRACKSIDE``. If there is none, the script turns telemetry on itself.
+        job: The identity of the run, as `trackside.start` takes it; accelerate fills in missing fields.
         handlers: Models, sinks and callables to subscribe.
     """
 
@@ -323,7 +323,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
         self._telemetry = AutoStart(opted_in() if directory is None else directory, job, handlers)
         self._watch: AcceleratorWatch | None = None
         self._is_started = self._is_logged = False
-        # Accelerate calls trackers on its main process alone, whatever they say of themselves.
+        # Accelerate calls trackers only on its main process, even those without ``main_process_only``.
         self._patches = Patches()
         self._patches.replace(Accelerator, "init_trackers", self._on_all_start)
         self._patches.replace(Accelerator, "log", self._on_all_log)
@@ -331,7 +331,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
     def _on_all_start(self, init_trackers: Any) -> Any:
         def on_all(accelerator: Any, project_name: str, config: Any = None, *args: Any, **kwargs: Any) -> Any:
             done = init_trackers(accelerator, project_name, config, *args, **kwargs)
-            # Accelerate starts trackers since 1.8, and on its main process alone.
+            # Accelerate starts trackers only since 1.8, and only on its main process.
             if self in accelerator.log_with and not self._is_started:
                 if self not in accelerator.trackers:
                     accelerator.trackers.append(self)
@@ -373,13 +373,13 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
             config(values)
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Record what is logged."""
+        """Record the logged values."""
         self._is_logged = True
         if self._watch is not None:
             metrics(values, step=self._watch.step - 1 if step is None else step)
 
     def finish(self) -> None:
-        """Close what is open, leave accelerate as it was found, and turn off what was turned on here."""
+        """Close all open spans, leave accelerate as it was found, and turn off the telemetry turned on here."""
         self._patches.remove()
         self._is_started = False
         watch, self._watch = self._watch, None

@@ -25,11 +25,11 @@ class TracksideCallback:
         model, optimizer = fabric.setup(model, optimizer)
 
     An iteration lasts from the first forward pass of a model in training to the end of an optimizer's step. Fabric has
-    no hook for the parts of a step: `trackside.instrument` records those, in place of this.
+    no hook for the parts of a step: to record those, use `trackside.instrument` instead.
 
     Args:
         directory: The directory of the event log, the same on all ranks; None if the script turns telemetry on itself.
-        job: The identity of the run, as `trackside.start` takes it; Fabric fills in what it leaves open.
+        job: The identity of the run, as `trackside.start` takes it; Fabric fills in missing fields.
         handlers: Models, sinks and callables to subscribe.
     """
 
@@ -44,7 +44,7 @@ class TracksideCallback:
         self._iteration: Iteration | None = None
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
-        """Turn telemetry on, and look at each forward pass of *module*."""
+        """Turn telemetry on, and watch each forward pass of *module*."""
         self._telemetry.begin(rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=fabric.world_size)
         module.register_forward_pre_hook(self._on_forward)
 
@@ -71,9 +71,9 @@ class TracksideCallback:
 
 def callbacks() -> list[Any]:
     """
-    Return the callbacks of every ``Fabric``: none unless the variable ``TRACKSIDE`` says where telemetry is to go.
+    Return the callbacks of every ``Fabric``: none unless the variable ``TRACKSIDE`` names a directory.
 
-    The entry point that Fabric asks for callbacks.
+    This is the entry point that Fabric calls for callbacks.
     """
     directory = opted_in()
     return [] if directory is None else [TracksideCallback(directory)]

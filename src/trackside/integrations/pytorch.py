@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WATCHED: Final = "_trackside_watched"
 """Marks the class that replaces a data loader's own."""
 _UNSCALED: Final = "_trackside_unscaled"
-"""On a loss that a gradient scaler has multiplied: the loss as it was."""
+"""The attribute, of a loss that a gradient scaler has multiplied, with the loss before that."""
 _METHODS: Final = {
     "model": ("register_forward_pre_hook", "register_forward_hook"),
     "optimizer": ("register_step_pre_hook", "register_step_post_hook"),
@@ -34,13 +34,13 @@ _METHODS: Final = {
 _instrumented: Final[list[Instrumented]] = []
 """The loops that are watched now."""
 _patches: Final = Patches()
-"""Of torch, while any loop is watched."""
+"""The patches of torch, while any loop is watched."""
 
 
 @suggests_settings()
 def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool | None = None) -> Instrumented:
     """
-    Make spans and sections of a plain training loop, which stays as it is.
+    Make spans and sections of a plain training loop, without changes to its code.
 
     ::
 
@@ -50,30 +50,30 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
             optimizer.step()
             optimizer.zero_grad()
 
-    A training iteration lasts from when its first batch is asked for to the end of the optimizer's step, however many
-    batches are accumulated in it; without a data loader it begins with the model's forward pass. Its samples are
-    those of this rank's batches times the world size. Its loss is the tensor that ``backward()`` was called on, as it
-    was before a gradient scaler; of several, their mean.
+    A training iteration lasts from the request for its first batch to the end of the optimizer's step, however many
+    batches are accumulated in it. Without a data loader it begins with the model's forward pass. Its samples are
+    those of this rank's batches times the world size. Its loss is the tensor on which ``backward()`` was called, before
+    a gradient scaler changed it; if there are several, their mean.
 
     Forward passes in evaluation mode are the iterations of a validation loop, unless the script has its own spans for
-    them. It ends when the next batch is trained on.
+    them. The validation loop ends when the next batch is trained on.
 
-    Where the loop has `training_iteration` blocks of its own, they are the iterations: each gets the parts inside of
-    it, and the samples and the loss if the script sets none.
+    If the training loop has `training_iteration` blocks of its own, they are the iterations: each gets the parts inside
+    of it, and the samples and the loss if the script sets none.
 
     Args:
         model: A ``torch.nn.Module``, wrapped for distributed training or not. A compiled one is watched from outside:
             pass what ``torch.compile`` returned.
         optimizer: A ``torch.optim.Optimizer``.
-        dataloader: What the loop iterates over: a ``DataLoader``, or any object whose class is written in Python. A
-            generator is none: give an object whose ``__iter__`` returns it.
-        gpu: Whether sections take the GPU's time too; by default, where there is a CUDA device.
+        dataloader: The object over which the loop iterates: a ``DataLoader``, or any object whose class is written in
+            Python. For a generator, give an object whose ``__iter__`` returns it.
+        gpu: Whether sections time the GPU too; by default, if there is a CUDA device.
 
     Returns:
-        An object that undoes it: by `Instrumented.close`, or at the end of its ``with`` block.
+        An object that undoes this by `Instrumented.close`, or at the end of its ``with`` block.
 
     Raises:
-        ConfigError: if one of them is not what it should be, or is instrumented already.
+        ConfigError: if an argument is invalid, or the data loader is instrumented already.
     """
     for name, given in (("model", model), ("optimizer", optimizer), ("dataloader", dataloader)):
         if given is None and name == "dataloader":
@@ -87,7 +87,7 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
 
 
 class Instrumented:
-    """A training loop that is watched; made by `instrument`. For one thread, as the loop itself."""
+    """A training loop that is watched; made by `instrument`. Only one thread may use it, like the loop itself."""
 
     def __init__(self, model: Any, optimizer: Any, dataloader: Any, *, gpu: bool) -> None:
         self._model = model
@@ -101,13 +101,13 @@ class Instrumented:
         self._samples: int | None = None
         self._losses: list[Any] = []
         self._has_forward = False
-        """Whether the open iteration had one."""
+        """Whether the open iteration had a forward pass."""
         self._has_own: bool | None = None
         """Whether the iterations are the script's own; None before its first forward pass."""
         self._waits: list[tuple[contextvars.Context, int, int]] = []
-        """Of each batch before that, the place, the start and the end of the wait for it."""
+        """The context, the start and the end of the wait for each batch before that."""
         self._filled: tuple[int | None, Any] = None, None
-        """Samples and loss that the open iteration, one of the script's own, was given here."""
+        """The samples and the loss that were set here on the open iteration, if it is the script's own."""
         self._evaluation = WatchedEvaluation()
         if dataloader is not None:
             _watch(dataloader, self.batches)
@@ -124,7 +124,7 @@ class Instrumented:
     # --- data --------------------------------------------------------------------------------------------------
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yield the items of *iterator*, and record how long each took to come."""
+        """Yield the items of *iterator*, and record the wait for each."""
         while True:
             begun_ns = clock.now_ns()
             try:
@@ -142,7 +142,7 @@ class Instrumented:
     def _take_batch(self, batch: Any, begun_ns: int) -> None:
         if not self._model.training:
             return
-        # Only now it is known that there is an iteration: the last time, a loader is asked for what it has not.
+        # Only a batch shows that there is an iteration: the last request to a loader yields none.
         if self._has_own is None and _own_iteration() is None:
             self._waits.append((contextvars.copy_context(), begun_ns, clock.now_ns()))
         else:
@@ -174,7 +174,7 @@ class Instrumented:
                 _record_wait(begun_ns, ended_ns)
 
     def _use(self, own: Iteration | None) -> None:
-        """Take the script's own iteration for the open one, if there is one or was one before."""
+        """Use the script's own iteration as the open one, if there is one or was one before."""
         if own is not None:
             self._has_own = True
         if self._has_own and own is not self._iteration:
@@ -189,7 +189,7 @@ class Instrumented:
     def _before_forward(self, module: Any, inputs: Any) -> None:
         if not module.training:
             self._evaluation.begin_batch(samples_in(inputs))
-        elif module is self._model:  # evaluated by itself, the module inside exchanges nothing with other ranks
+        elif module is self._model:  # the module inside, called by itself, exchanges nothing with other ranks
             self._begin()
             self._has_forward = True
             self._parts.begin(span_names.MODEL_FORWARD)
@@ -203,7 +203,7 @@ class Instrumented:
                 tensor.register_hook(self._on_gradient)
 
     def _on_gradient(self, _gradient: Any) -> None:
-        """Begin the backward pass with the first gradient of the model's outputs: it is this one of several models."""
+        """Begin the backward pass with the first gradient of the outputs, which shows that it is this model's."""
         if self._iteration is not None:
             self._parts.begin(span_names.MODEL_BACKWARD)
 
@@ -217,14 +217,14 @@ class Instrumented:
                 self._losses.append(getattr(loss, _UNSCALED, loss).detach())
 
     def end_backward(self, error: BaseException | None = None) -> None:
-        """Close the backward pass, with all that distributed training waits for in it, or by an *error*."""
+        """Close the backward pass, the waits of distributed training in it included, or by an *error*."""
         if threading.get_ident() == self._thread:
             self._parts.end(span_names.MODEL_BACKWARD, error)
             if self._has_own and self._iteration is not None:
                 self._fill(self._iteration)
 
     def _fill(self, own: Iteration) -> None:
-        """Give the script's own iteration what is known by now, but for what the script has set."""
+        """Set the samples and the loss known by now on the script's own iteration, unless the script has set them."""
         samples, loss = self._filled
         self._filled = self._samples, _mean(self._losses)
         if own.samples is samples:
@@ -246,7 +246,7 @@ class Instrumented:
         if begins_own:
             self._has_own = True
         elif ended is None:
-            self._has_own = None  # a loop without any may follow one with iterations of its own
+            self._has_own = None  # after a loop with own iterations, one without may follow
 
     def _end(self, error: BaseException | None = None) -> None:
         iteration, self._iteration = self._iteration, None
@@ -257,7 +257,7 @@ class Instrumented:
             iteration.__exit__(None if error is None else type(error), error, None)
 
     def _end_with_job(self, error: BaseException | None) -> None:
-        """End what is open as the job does; without an error, an iteration that has no update yet is none."""
+        """End the open spans when the job ends; without an error, an iteration without an update is not recorded."""
         if error is not None:
             self._parts.end_all(error)
             self._end(error)
@@ -265,7 +265,7 @@ class Instrumented:
 
     def close(self, *, error: BaseException | None = None) -> None:
         """
-        Undo it: the model, the optimizer and the data loader are as they were.
+        Restore the model, the optimizer and the data loader as they were.
 
         Args:
             error: The exception that ended the loop; an iteration that is open then has failed.
@@ -315,7 +315,7 @@ def _mean(losses: list[Any]) -> Any:
 
 
 def _patch_torch() -> None:
-    """Have every backward pass pass by the loops that are watched; all ways to one lead through this function."""
+    """Have every backward pass call the watched loops; all of them go through ``torch.autograd.backward``."""
     torch = pytorch.torch_module("instrument()")
     _patches.replace(torch.autograd, "backward", _watching_backward)
     scaler = getattr(torch.amp, "GradScaler", None)
@@ -356,7 +356,7 @@ def _remembering_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch(dataloader: Any, batches: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
-    """Have every iteration over *dataloader* go through *batches*; ``iter()`` looks at the class, so it gets one."""
+    """Have iterations over *dataloader* go through *batches*, by a new class, because ``iter()`` uses the class."""
     before = type(dataloader)
 
     def iterate(self: Any) -> Iterator[Any]:
@@ -373,7 +373,7 @@ def _watch(dataloader: Any, batches: Callable[[Iterator[Any]], Iterator[Any]]) -
 
 
 def _differentiable(outputs: Any, depth: int = 4) -> Iterator[Any]:
-    """Yield the tensors in *outputs* that gradients will flow back to."""
+    """Yield the tensors in *outputs* to which gradients will flow back."""
     if getattr(outputs, "requires_grad", False):
         yield outputs
     elif depth and isinstance(outputs, dict):

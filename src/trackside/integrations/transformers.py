@@ -40,7 +40,7 @@ _Find = Callable[[Any], Any]
 
 _LOG, _EVALUATE, _SAVE = "log", "evaluate", "save"
 _CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,12})/?$")
-"""The name that a trainer gives the directory of a checkpoint: by the steps that it holds."""
+"""The name that a trainer gives the directory of a checkpoint, with the number of its steps."""
 _MOST_REMEMBERED: Final = 100_000
 
 
@@ -48,8 +48,8 @@ class TrainerWatch:
     """
     The spans of one trainer.
 
-    An iteration is an optimizer step. The trainer reports the end of its work and not the beginning: what it does
-    next is read off its control flags, and begins at the last call that it made.
+    An iteration is an optimizer step. The trainer reports the ends of its actions and not their starts: its next action
+    is read off its control flags, and begins at the trainer's last call.
     """
 
     def __init__(self) -> None:
@@ -57,26 +57,26 @@ class TrainerWatch:
         self._undo: list[Callable[[], None]] = []
         self._is_training = False
         self._called_ns = 0
-        """The time when the trainer called a hook last."""
+        """The time of the trainer's last call of a hook."""
         self._batches = self._samples = 0
         self._losses: list[Any] = []
         self._is_loss_a_share = False
         self._save: CheckpointSave | None = None
         self._expected: list[str] = []
-        """The trainer's next actions, as far as its flags say."""
+        """The trainer's next actions, as its flags show them."""
         self._step = -1
         self._path = ""
         self._is_validating = False
         self._batch_from_ns = 0
         self._ends_ns: list[int] = []
-        """Of an evaluation outside training: when its batches were over."""
+        """The times when the batches of an evaluation outside training ended."""
         self._world_size = self._nominal = 1
 
     # --- training ----------------------------------------------------------------------------------------------
 
     def train_begins(self, args: Any, state: Any, model: Any, loader: Any) -> None:
         """Open the training loop."""
-        if self._is_training:  # the one before ended with an exception, which the trainer does not report
+        if self._is_training:  # the loop before ended with an exception, which the trainer does not report
             error = RunError()
             withhold(error)
             self._parts.end_all(error)
@@ -168,7 +168,7 @@ class TrainerWatch:
         self._parts.end(span_names.OPTIMIZER_UPDATE)
 
     def step_ended(self, args: Any, state: Any, control: Any) -> None:
-        """Close the iteration, and begin what comes next."""
+        """Close the iteration, and begin the next action."""
         self._parts.end_all()
         samples = (self._samples if self._batches else self._nominal) * self._world_size
         callbacks.on_training_single_iteration_end(samples=samples or None, loss=self._loss())
@@ -185,7 +185,7 @@ class TrainerWatch:
     # --- what the trainer does between steps -------------------------------------------------------------------
 
     def comes_next(self, args: Any, state: Any, control: Any) -> None:
-        """Read off the flags what comes next, and begin what comes first."""
+        """Read the next actions off the flags, and begin the first."""
         due = {_LOG: control.should_log, _EVALUATE: control.should_evaluate, _SAVE: control.should_save}
         self._expected = [what for what, is_due in due.items() if is_due]
         self._step = state.global_step - 1
@@ -202,14 +202,14 @@ class TrainerWatch:
             self._save = checkpoint_save(self._step, path=self._path).open()
 
     def _done(self, what: str) -> None:
-        """Begin what comes after *what* the trainer did, perhaps leaving out what should have come before."""
+        """Begin the action after *what*, which the trainer did, perhaps without the actions expected before it."""
         if what in self._expected:
             del self._expected[: self._expected.index(what) + 1]
         self._mark_call()
         self._begin_next()
 
     def logged(self, state: Any, values: dict[str, Any]) -> None:
-        """Record what the trainer logs."""
+        """Record the values that the trainer logs."""
         metrics(values, step=state.global_step - 1)
         if not self._is_validating:
             self._done(_LOG)
@@ -234,7 +234,7 @@ class TrainerWatch:
         """Record an iteration of an evaluation."""
         now_ns = clock.now_ns()
         if not self._is_training:
-            # Its step is known at its end, and when its first batch began is not reported at all.
+            # Its step is known only at its end, and the start of its first batch is not reported at all.
             if len(self._ends_ns) < _MOST_REMEMBERED:
                 self._ends_ns.append(now_ns)
             return
@@ -265,14 +265,14 @@ def time_loads(trainer: Any, find: _Find, patches: Patches) -> None:
     """
     Replace the methods with which trainers load checkpoints, because there is no hook for that.
 
-    Of a checkpoint that training goes on from, the model is one load and the state of optimizer and schedule another:
-    between them the trainer prepares what it trains, which is no loading.
+    If training continues from a checkpoint, the model is one load, and the state of optimizer and schedule another: the
+    trainer's preparations between them are no loading.
 
     Args:
         trainer: The class of the trainers. A version that has other methods is not watched.
-        find: Gets a trainer; returns what turns telemetry on for it when called with the trainer's arguments, or None
-            if it is not watched.
-        patches: Keeps what is stood in for.
+        find: Returns, for a trainer, the function that turns telemetry on when it is called with the trainer's
+            arguments; None if the trainer is not watched.
+        patches: Keeps the replaced methods.
     """
     patches.replace(trainer, "_load_from_checkpoint", lambda load: _timed(load, find, _model))
     patches.replace(trainer, "_load_optimizer_and_scheduler", lambda load: _timed(load, find, _optimizer))
@@ -310,7 +310,7 @@ def _model(_trainer: Any, checkpoint: Any) -> Any:
 def _optimizer(trainer: Any, checkpoint: Any) -> Any:
     if checkpoint is None:
         return nullcontext()
-    # The trainer knows by now how many steps the checkpoint holds, or before 5.0 not yet; they are counted from 0.
+    # From 5.0 on the trainer already knows the number of steps in the checkpoint; the last of them is one less.
     named = _CHECKPOINT.search(str(checkpoint))
     step = trainer.state.global_step or (int(named[1]) if named else 0)
     last = step - 1 if isinstance(step, int) and step > 0 else None
@@ -318,7 +318,7 @@ def _optimizer(trainer: Any, checkpoint: Any) -> Any:
 
 
 def _best_model(trainer: Any, _given: Any) -> Any:
-    # No checkpoint_load, which would say that training goes on behind it: nothing that was learnt is undone.
+    # Not a checkpoint_load, which would mean that training continues from there: no work is undone.
     return span(BEST_MODEL_LOAD, priority=LIFECYCLE, path=str(trainer.state.best_model_checkpoint))
 
 
@@ -330,13 +330,13 @@ if TYPE_CHECKING:
 
 
 _claims: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-"""By model, the one callback that records it: of several on one trainer the others do nothing."""
+"""By model, the callback that records it; if a trainer has several, the others do nothing."""
 _patches: Final = Patches()
-"""On the trainer's class, from the first callback on: a checkpoint is loaded before any hook is called."""
+"""The patches of the trainer's class, made with the first callback: a checkpoint is loaded before any hook call."""
 
 
 def _loading_of(trainer: Any) -> Any:
-    """Return the method by which a callback of *trainer* learns of a load; None if no callback records it."""
+    """Return the method to call before a load of *trainer*, of the callback that records it; None if there is none."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TracksideCallback) and callback.is_watching:
             return callback.before_load
@@ -363,15 +363,15 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
 
         trainer = Trainer(callbacks=[TracksideCallback("runs/")], ...)
 
-    Training with its iterations (optimizer steps), loading data, forward, backward and the optimizer's step, as spans
-    and as sections for straggler detection; evaluations, predictions, checkpoints saved, and those that training goes
-    on from. What goes wrong inside is logged, and stays out of the training. Telemetry is on from when the trainer is
-    made to the end of the process, or to `close`.
+    It records training with its iterations (optimizer steps), loading data, forward, backward and the optimizer's step,
+    as spans and as sections for straggler detection; evaluations, predictions, saved checkpoints, and those from which
+    training continues. Errors in the callback are logged, and stay out of the training. Telemetry is on from the making
+    of the trainer to the end of the process, or to `close`.
 
     Args:
-        directory: Where the event log goes, the same on all ranks. Where none is given, the variable ``TRACKSIDE``
-            may say it; else it is left to the script to turn telemetry on.
-        job: The identity of the run, as `trackside.start` takes it; the trainer fills in what it leaves open.
+        directory: The directory of the event log, the same on all ranks; by default the one in the variable
+            ``TRACKSIDE``. If there is none, the script turns telemetry on itself.
+        job: The identity of the run, as `trackside.start` takes it; the trainer fills in missing fields.
         handlers: Models, sinks and callables to subscribe.
     """
 
@@ -389,7 +389,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
 
     @property
     def is_watching(self) -> bool:
-        """Whether it records its trainer; not after something went wrong inside."""
+        """Whether it records its trainer; false after an error in the callback."""
         return self._watch is not None
 
     def before_load(self, args: Any) -> None:
@@ -400,7 +400,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         self._telemetry.begin(rank=args.process_index, local_rank=args.local_process_index, world_size=args.world_size)
 
     def close(self) -> bool:
-        """Turn off what was turned on here, as at the end of the process; return whether everything was written."""
+        """Turn off the telemetry turned on here, as at the process's end; return whether everything was written."""
         return self._telemetry.end()
 
     def _record(self, method: Callable[..., None], model: Any, *args: Any) -> None:
@@ -428,7 +428,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
             _claims[model] = weakref.ref(self)
 
     def on_init_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Turn telemetry on, and claim the model from what watched it under another trainer."""
+        """Turn telemetry on, and claim the model from the callback that watched it under another trainer."""
         self._begin(args)
         self._claim(model)
 
@@ -442,9 +442,9 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         train_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Turn telemetry on, if the callback came later than the trainer, and open the training loop."""
+        """Turn telemetry on, if the callback was added after the trainer was made, and open the training loop."""
         self._begin(args)
-        # Transformers 4.49.0 gives it to the state alone.
+        # Transformers 4.49.0 gives the loader only to the state.
         loader = getattr(state, "train_dataloader", None) if train_dataloader is None else train_dataloader
         self._record(TrainerWatch.train_begins, model, args, state, model, loader)
 
@@ -458,7 +458,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         model: Any = None,
         **_: Any,
     ) -> None:
-        """Publish what is logged."""
+        """Publish the logged values."""
         self._record(TrainerWatch.logged, model, state, logs or {})
 
     on_train_end: Final = _hook(TrainerWatch.train_ended)

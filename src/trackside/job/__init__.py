@@ -1,4 +1,4 @@
-"""A job: the room that knows the bus, the instruments and the handlers, and puts them together."""
+"""A job: the package that knows the bus, the instruments and the handlers, and combines them."""
 
 from trackside.job._config import (
     PRESETS,

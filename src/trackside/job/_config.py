@@ -1,8 +1,8 @@
 """
 The configuration of a job: its identity, its training, and how telemetry behaves in it.
 
-First the validators of fields, whose refusals name the field, what was given and what is right; then the values that
-`JobConfig` is made of: sets of ranks, presets for handlers, trackside's own log, the training.
+First the validators of fields, whose errors name the field, the value and a remedy; then the parts of `JobConfig`: sets
+of ranks, presets for handlers, trackside's own log, the training.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _is_positive(given: object) -> bool:
 
 @attrs.frozen
 class _Check:
-    """A validator of a field: it admits what *is_right* does, and also None or a function where that is said."""
+    """A validator of a field: it accepts what *is_right* accepts, and None or a function if the flags allow it."""
 
     is_right: Callable[[Any], bool]
     remedy: str
@@ -104,7 +104,7 @@ _METADATA: Final = _Check(
 
 def _resolved(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
     """
-    Return the value of *field*, calling the function that was given for it and checking what that returns.
+    Return the value of *field*; if a function was given for it, its result, checked.
 
     Raises:
         ConfigError: if the function raises, or returns a value that is wrong.
@@ -134,13 +134,13 @@ def _listed(table: dict[str, Any] | None) -> list[str]:
 @attrs.frozen(kw_only=True)
 class TrainingConfig:
     """
-    The training: what the metrics of its loops are computed from.
+    The training: the values from which the metrics of its loops are computed.
 
-    Fields may be functions of no arguments where they are not known yet; those are called when the training's
-    configuration is published.
+    A field that is not known yet may be a function of no arguments, which is called when the training's configuration
+    is published.
 
     Raises:
-        ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
+        ConfigError: if a field is invalid; the error names the field, the value and a remedy.
     """
 
     perf_tag: OrFunction[str | list[str]] = attrs.field(
@@ -154,7 +154,7 @@ class TrainingConfig:
     )
     """Runs with the same tags are expected to perform alike: same model, data, hardware and software."""
     global_batch_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
-    """Samples per training iteration over all ranks. None where it varies: then each iteration says its own."""
+    """Samples per training iteration over all ranks. None if it varies: then each iteration gives its own."""
     micro_batch_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     seq_length: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     """Tokens per sample."""
@@ -169,7 +169,7 @@ class TrainingConfig:
     log_every_n_train_iterations: int = attrs.field(default=50, validator=_COUNT)
     """Iterations between two updates of the training metrics."""
     is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
-    """A label, as the next three: whether the job does this. Nothing is switched by it."""
+    """A label, like the next three: whether the job does this. It switches nothing."""
     is_validation_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
     is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
     is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
@@ -195,10 +195,10 @@ class TrainingConfig:
 
     def resolved(self) -> TrainingConfig:
         """
-        Return the same with every function replaced by what it says now.
+        Return a copy with every function replaced by its result.
 
         Raises:
-            ConfigError: if one of them raises, or says something wrong.
+            ConfigError: if a function raises, or returns an invalid value.
         """
         values = {
             field.name: _resolved(field.name, getattr(self, field.name), owner=self)
@@ -208,7 +208,7 @@ class TrainingConfig:
 
     def configured(self) -> TrainingConfigured:
         """
-        Return the event that records it.
+        Return the event that records the configuration.
 
         Raises:
             ConfigError: as `resolved`.
@@ -221,7 +221,7 @@ class TrainingConfig:
 
     def defaults(self) -> TrainingDefaults:
         """
-        Return what loops and saves need to know of it.
+        Return the defaults of loops and saves.
 
         Raises:
             ConfigError: as `resolved`.
@@ -241,7 +241,7 @@ class LogConfig:
     The logging of trackside's own messages; they go through the standard library's logger ``trackside``.
 
     Raises:
-        ConfigError: if a field is not what it should be.
+        ConfigError: if a field is invalid.
     """
 
     log_level: str = attrs.field(default="INFO", validator=_one_of(*LEVELS))
@@ -282,7 +282,7 @@ class LogConfig:
 @attrs.frozen(kw_only=True)
 class Preset:
     """
-    The arguments of `subscribe` for a handler: events that these leave out are not built unless another wants them.
+    Arguments of `subscribe` for a handler; events that they leave out are not built unless another handler wants them.
 
     ::
 
@@ -292,10 +292,10 @@ class Preset:
     min_priority: Priority
     """The lowest priority."""
     keep: Rule | None
-    """The rule for the rest."""
+    """The rule for events of this priority or above."""
 
     def arguments(self, keep: Rule | None = None) -> dict[str, Any]:
-        """Return the arguments for `subscribe`, with another rule that must hold too."""
+        """Return the arguments for `subscribe`, with *keep* as a further rule that must hold."""
         rules = [rule for rule in (self.keep, keep) if rule is not None]
         return {
             "min_priority": self.min_priority,
@@ -308,11 +308,11 @@ def _is_span_or_rarer(event: Event) -> bool:
 
 
 PRESETS: Final = {
-    # Everything but the spans of iterations and of what is within them, as One Logger exports by default.
+    # Everything except the spans of iterations and of their parts, like One Logger's default.
     "default": Preset(min_priority=ITERATION, keep=without_spans(*span_names.PER_STEP, *span_names.WITHIN_STEP)),
     # Iterations too.
     "per_step": Preset(min_priority=ITERATION, keep=without_spans(*span_names.WITHIN_STEP)),
-    # And what is within them, but of everything else that comes several times a step nothing.
+    # Also the spans of their parts, but no other events that occur several times a step.
     "profiling": Preset(min_priority=PROFILE, keep=where(_is_span_or_rarer)),
     "all": Preset(min_priority=PROFILE, keep=None),
 }
@@ -345,11 +345,11 @@ def is_among(rank: int, ranks: Ranks, *, field: str = "ranks") -> bool:
 
     Args:
         rank: The global rank.
-        ranks: Which are meant.
-        field: What to call them in an error.
+        ranks: The set of ranks.
+        field: The name of the set in an error.
 
     Raises:
-        ConfigError: if *ranks* says nothing of the kind.
+        ConfigError: if *ranks* is not a valid set of ranks.
     """
     if callable(ranks):
         return bool(ranks(rank))
@@ -393,13 +393,13 @@ class RankHandler:
     """A handler that only some ranks have."""
 
     make: Callable[[], Any]
-    """Makes the handler; called on those ranks alone."""
+    """Makes the handler; called only on those ranks."""
     ranks: Ranks = "all"
     to: EventTypes = Event
     preset: str = "all"
     """The share of the events that it gets: ``default``, ``per_step``, ``profiling`` or ``all``."""
     keep: Rule | None = None
-    """A rule that must hold too."""
+    """A further rule that must hold."""
 
     def __attrs_post_init__(self) -> None:
         if not callable(self.make):
@@ -412,7 +412,7 @@ class RankHandler:
 @attrs.frozen(kw_only=True)
 class JobConfig:
     """
-    The job: its names and tags, what it is part of, and how telemetry behaves in it.
+    The job: its names and tags, its run and session, and the settings of its telemetry.
 
     ::
 
@@ -420,10 +420,10 @@ class JobConfig:
         with trackside.start("runs/", job=job):
             train()
 
-    Fields may be functions of no arguments where they are not known yet; those are called when telemetry starts.
+    A field that is not known yet may be a function of no arguments, which is called when telemetry starts.
 
     Raises:
-        ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
+        ConfigError: if a field is invalid; the error names the field, the value and a remedy.
     """
 
     application_name: str = attrs.field(validator=_TEXT)
@@ -431,32 +431,32 @@ class JobConfig:
         default="",
         validator=_Check(lambda given: given == "" or _is_text(given), "give text that is not blank", or_function=True),
     )
-    """The same for all runs that are one logical task: restarts, and what continues from their checkpoints."""
+    """The same for all runs that are one logical task: restarts, and runs that continue from their checkpoints."""
     world_size: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
-    """The number of ranks, if the launcher's variables do not say."""
+    """The number of ranks, if the launcher's variables do not have it."""
     is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=_FLAG_OR_FUNCTION)
     """Whether others are compared with this run."""
     run_id: str | None = attrs.field(default=None, validator=_TEXT_OR_NONE)
-    """One attempt or more of one launch; the launcher's unless given."""
+    """The id of one launch, with one or more attempts; the launcher's unless given."""
     rank: int | None = attrs.field(default=None, validator=_INDEX)
     local_rank: int | None = attrs.field(default=None, validator=_INDEX)
     attempt: int | None = attrs.field(default=None, validator=_INDEX)
     custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_METADATA)
-    """Whatever else is to be kept with the run."""
+    """Further values to keep with the run."""
     summary_data_schema_version: str = attrs.field(default="1.0.0", validator=_TEXT)
     training: TrainingConfig | None = attrs.field(default=None, validator=_instance_of(TrainingConfig))
     """The training; it may come later, once, through `set_training_config`."""
 
     strict: bool = attrs.field(default=False, validator=_FLAG)
     """
-    Raise what handlers raise, and what is wrong with the order of spans, into the training; for development.
+    Raise the errors of handlers, and errors in the order of spans, into the training; for development.
 
-    A span that ends before what is inside it, or is left open, is reported and no error: it ends all the same.
+    A span that ends before a span inside it, or is left open, is only reported, and ends.
 
-    Otherwise nothing is raised: one notice, and the counts show the rest.
+    If this is false, nothing is raised: there is one notice, and the counts show the rest.
     """
     enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
-    """Whether this rank takes part. Where it does not, every instrument costs next to nothing."""
+    """Whether this rank takes part. If not, every instrument costs next to nothing."""
     disabled_ranks: Ranks = "none"
     """Ranks that do not take part."""
     handlers: Sequence[RankHandler] = ()
@@ -477,18 +477,18 @@ class JobConfig:
         """
         Read a configuration from a TOML file.
 
-        The file's keys are the fields; ``training`` and ``log`` are tables. What can only be said in Python
-        (functions, *handlers*) cannot be said there.
+        The file's keys are the fields; ``training`` and ``log`` are tables. Functions and *handlers* exist only in
+        Python, and cannot be in the file.
 
         Raises:
             UnreadableError: if there is no such file, or it is no TOML.
-            ConfigError: if a key is unknown, one that is needed is missing, or a value is not what it should be.
+            ConfigError: if a key is unknown, a required one is missing, or a value is invalid.
         """
         return structured(read_toml(path), cls, where=os.fspath(path))
 
     def source_fields(self) -> dict[str, Any]:
         """
-        Return what is said here of the process, as `Source.detect` takes it.
+        Return the fields of the process's `Source` that are set here, as arguments of `Source.detect`.
 
         Raises:
             ConfigError: if a function that was given for a field raises, or returns a value that is wrong.
@@ -513,7 +513,7 @@ class JobConfig:
         Return whether *rank*, which is this process's, takes part.
 
         Raises:
-            ConfigError: if the function that was given for it raises, or returns a value that is wrong.
+            ConfigError: if the function that was given for that raises, or returns a value that is wrong.
         """
         return self._resolved("enable_for_current_rank") and not is_among(rank, self.disabled_ranks)
 
@@ -535,7 +535,7 @@ class JobConfig:
 
     def subscribe_handlers(self, rank: int, bus: Bus = default_bus) -> list[Subscription]:
         """
-        Make and subscribe the handlers that *rank* is to have.
+        Make and subscribe the handlers of *rank*.
 
         Raises:
             ConfigError: if one of them cannot be subscribed.
@@ -558,7 +558,7 @@ else:
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
-    Return what the TOML file at *path* says.
+    Return the content of the TOML file at *path*.
 
     Raises:
         UnreadableError: if there is no such file, it is no TOML, or this is Python 3.10.
@@ -575,10 +575,10 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def structured(data: dict[str, Any], cls: type[T], *, where: str) -> T:
     """
-    Return *data* as a *cls*.
+    Return *data* as an object of *cls*.
 
     Raises:
-        ConfigError: if a key is unknown, one that is needed is missing, or a value is not what it should be.
+        ConfigError: if a key is unknown, a required one is missing, or a value is invalid.
     """
     for name, hint in get_type_hints(cls).items():
         if any(map(attrs.has, get_args(hint))) and not isinstance(data.get(name, {}), (dict, list)):
@@ -600,7 +600,7 @@ def structured(data: dict[str, Any], cls: type[T], *, where: str) -> T:
 
 
 def _takes_anything_else(hint: Any) -> bool:
-    """Return whether *hint* allows a function, or is a union of plain types: the class's validators look at those."""
+    """Return whether *hint* allows a function, or is a union of plain types: the class's validators check those."""
     return get_origin(hint) in (Union, UnionType, Callable, Collection, Sequence) and not any(
         attrs.has(option) for option in get_args(hint)
     )
@@ -609,5 +609,5 @@ def _takes_anything_else(hint: Any) -> bool:
 _converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 _converter.register_structure_hook_func(_takes_anything_else, lambda value, _: value)
 for _plain in (str, int, float, bool):
-    # cattrs would make the text "8" of an 8, and a wrong type must show.
+    # cattrs would convert 8 to the text "8", but a wrong type must be an error.
     _converter.register_structure_hook(_plain, lambda value, _: value)

@@ -17,7 +17,7 @@ _SUSPENDED_FROM_NS: Final = 10**8
 
 
 def _suspended_clock_ns() -> int:
-    """Return the time of a clock that, unlike the monotonic one, goes on while the machine sleeps."""
+    """Return the time of a monotonic clock that continues while the machine sleeps, if there is one."""
     now_ns = clock_through_sleep_ns()
     return clock.monotonic_ns() if now_ns is None else now_ns
 
@@ -26,8 +26,8 @@ class HeartbeatThread:
     """
     Publishes a `Heartbeat` every *interval_s* seconds and a `ClockAnchored` every minute.
 
-    Plain callables that subscribe to these events run on its thread. One that blocks stops the heartbeats, as it would
-    block any caller.
+    Plain callables that subscribe to these events run on its thread. A callable that blocks stops the heartbeats, just
+    as it would block any caller.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HeartbeatThread:
         """Publish a last heartbeat and end the thread."""
         deadline_s = time.monotonic() + timeout_s
         self._stop.set()
-        if threading.current_thread() is not self._thread:  # a plain callable that a heartbeat called ends the job
+        if threading.current_thread() is not self._thread:  # else a plain callable of a heartbeat ends the job
             self._thread.join(timeout_s)
         self.beat(max(0.0, deadline_s - time.monotonic()))
 
@@ -77,7 +77,7 @@ class HeartbeatThread:
             self._stop.wait(self._interval_s)
 
     def beat(self, timeout_s: float = 1.0) -> None:
-        """Publish one heartbeat; after *timeout_s* its counts need not balance, as those of `Bus.stats`."""
+        """Publish one heartbeat; after *timeout_s* its counts need not balance, like those of `Bus.stats`."""
         if not self._bus.wants(Heartbeat):
             return
         stats = self._bus.stats(timeout_s)

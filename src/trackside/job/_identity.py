@@ -1,4 +1,4 @@
-"""The identity of this process, as the job's configuration, torch.distributed and the launcher say it."""
+"""The identity of this process, from the job's configuration, torch.distributed and the launcher."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 _MAIN: Final = "main"
 _MADE_UP: Final = "run-"
-"""The beginning of the id of a run that no launcher knows."""
+"""The beginning of a run id that was made here, because no launcher gave one."""
 _RUN_KEY: Final = "trackside/run"
 _is_described = False
-"""Whether a job was started in this process, or in the one that it was forked from."""
+"""Whether a job was started in this process, or in the process from which it was forked."""
 _ALIVE_S: Final = 5.0
-"""A log that was written to since is of a living process: there is a heartbeat every second, as a rule."""
+"""A log that was written to within so many seconds is of a living process: most have a heartbeat every second."""
 
 
 def describe(job: JobConfig | None) -> Source:
     """
     Return the identity of this process.
 
-    *job* takes precedence, then torch.distributed where it is initialised, then the launcher's variables.
+    *job* takes precedence, then torch.distributed if it is initialised, then the launcher's variables.
     """
     given = dict(job.source_fields()) if job is not None else {}
     fields: dict[str, Any] = {
@@ -49,23 +49,23 @@ def describe(job: JobConfig | None) -> Source:
 
 
 def _before_start_s() -> float:
-    """Return how long this process has run, at the first call; 0 at others, in a notebook and where it is not known."""
+    """Return the age of this process at the first call; 0 at other calls, in a notebook and if it is not known."""
     global _is_described
     is_first, _is_described = not _is_described, True
-    # People think between the start of an interactive session and that of a job.
+    # In an interactive session, the time before the start of a job is the user's.
     is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
     return process_age_s() or 0.0 if is_first and not is_interactive else 0.0
 
 
 def place_found_late(source: Source, job: JobConfig | None) -> dict[str, Any]:
-    """Return the fields of *source* that are known now that torch has made a process group, as *job* leaves them."""
+    """Return the fields of *source* that torch's process group has, except those that *job* sets."""
     given: dict[str, Any] = dict(job.source_fields()) if job is not None else {}
     found: dict[str, Any] = {name: value for name, value in pytorch.place_in_group().items() if name not in given}
     return found | _agreed(source, given)
 
 
 def _agreed(source: Source, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's id that all processes of the group agree on, where none of them was given one."""
+    """Return the run id on which all processes of the group agree, if they were given none; else no field."""
     if "run_id" in given or not source.run_id.startswith(_MADE_UP) or not pytorch.is_distributed():
         return {}
     return {"run_id": pytorch.agree_in_group(_RUN_KEY, source.run_id)}
@@ -97,5 +97,5 @@ def report_rivals(directory: Path, source: Source) -> None:
 
 
 def _is_alive(other: Source, source: Source, age_s: float) -> bool:
-    """Return whether *other*, whose log was last written to *age_s* ago, is a process that lives."""
+    """Return whether *other*, whose log was last written to *age_s* ago, is a living process."""
     return may_run(other.pid) if other.host == source.host else age_s < _ALIVE_S

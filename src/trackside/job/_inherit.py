@@ -1,9 +1,9 @@
 """
 Inheritance: child processes of multiprocessing log to their parent's job.
 
-A forked child has its parent's bus. A spawned one starts from nothing: `start` leaves a note in the environment, and
-importing trackside in such a child subscribes an event log of its own, which opens no file until something is logged.
-The metadata may hold secrets, and others may read a child's environment, so it goes into a file of this user alone.
+A forked child has its parent's bus. A spawned child has not: `start` leaves a note in the environment, and importing
+trackside in such a child subscribes an event log of its own, which opens no file until something is logged. The
+metadata may hold secrets, and others may read a child's environment, so it is in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _write_private(metadata: dict[str, str]) -> str:
 
 
 def _remove_left_behind(directory: Path) -> None:
-    """Remove the files of this user's processes that were killed: no process has them locked any more."""
+    """Remove the files of this user's killed processes: no process locks them any more."""
     with os.scandir(directory) as entries:
         for entry in itertools.islice(entries, _MOST_LOOKED_AT):
             if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
@@ -133,7 +133,7 @@ def withdraw(directory: Path) -> None:
         return
     _remove_private()
     os.environ.pop(VARIABLE, None)
-    _announced = None  # last: what an exception interrupts can be done again
+    _announced = None  # last: a call that an exception interrupted can be repeated
 
 
 def _announce_again(source: Source) -> None:

@@ -1,5 +1,5 @@
 """
-The remote access to a job: its publishers, the verbs that viewers may send, and where viewers find it.
+The remote access to a job: its publishers, the verbs that viewers may send, and the sockets where they find it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from trackside.rules import Rule, rule_from_wire
 _FLUSH_S: Final = 2.0
 _MOST_S: Final = 86_400.0
 MOST_WAITING: Final = 8
-"""Verbs that wait or are being done; each is a thread."""
+"""The most verbs that wait or are being done; each has a thread."""
 _MOST_SAMPLED: Final = 1_000_000
 
 Answer = tuple[bool, dict[str, Any]]
@@ -72,7 +72,7 @@ class Restriction:
     min_priority: Priority = Priority.PROFILE
     """The lowest priority that is recorded."""
     every: int = 1
-    """Of the events that belong to a step, only those of each n-th step are recorded."""
+    """Events that belong to a step are recorded only for each n-th step."""
     is_paused: bool = False
     until_s: float | None = None
     """The time when it ends by itself, in seconds of the monotonic clock; None if it does not."""
@@ -107,7 +107,7 @@ class Controls:
     def __init__(self, bus: Bus, source: Source) -> None:
         self.restriction = NOTHING
         self._applied = NOTHING
-        """The restriction that the dispatcher applies: *restriction*, from its place in the stream on."""
+        """The restriction that the dispatcher applies; a new *restriction* gets here at a barrier in the stream."""
         self._bus = bus
         self._source = source
         self._redact = bus.redact
@@ -129,11 +129,11 @@ class Controls:
 
     def on_verb(self, verb: Verb, by: str, is_allowed: bool, answer: Callable[[Result], object]) -> None:  # noqa: FBT001  a callback
         """
-        Carry out a request, if it is meant for this process and its sender may ask, and answer. Waits for nothing.
+        Carry out a request, if it is meant for this process and its sender may ask, and answer. Does not wait.
 
         Args:
             verb: The request.
-            by: The sender, for people.
+            by: The sender, in readable form.
             is_allowed: Whether the sender may use verbs.
             answer: Sends the answer; called on another thread.
         """
@@ -238,7 +238,7 @@ class Controls:
             if self._is_closed:
                 raise _ArgumentError("the job is closing")
             self.restriction = restriction
-        # Earlier events may be in the queue still: the rule by which they were logged applies to them.
+        # Earlier events may still be in the queue: the restriction under which they were logged applies to them.
         self._bus.at_barrier(lambda _: self._apply(restriction))
 
     def _apply(self, restriction: Restriction) -> None:
@@ -268,7 +268,7 @@ _VERBS: Final[dict[str, Callable[[Controls, Mapping[str, Any]], Answer]]] = {
 
 
 class _ArgumentError(ValueError):
-    """A verb was asked with arguments that make no sense."""
+    """A verb was requested with invalid arguments."""
 
 
 def _until(arguments: Mapping[str, Any]) -> float | None:
@@ -384,7 +384,7 @@ class RemoteAccess:
         return [publisher.endpoint for publisher in self._publishers]
 
     def close(self, timeout_s: float) -> bool:
-        """Send viewers and the collector what they lack, and stop; return whether they have it all."""
+        """Send viewers and the collector the events that they lack, and stop; return whether they have all."""
         done = True
         self._controls.close()
         for place, publisher in enumerate(self._publishers):
@@ -402,7 +402,7 @@ class RemoteAccess:
         return done
 
     def _open_anywhere(self, source: Source) -> Publisher | None:
-        """Publish in the first directory that is this user's alone; if there is none, only report it."""
+        """Publish in the first directory that only this user can use; if there is none, only report that."""
         refused = ""
         for make in (_runtime_directory, _temporary_directory, self._new_directory):
             try:
@@ -467,7 +467,7 @@ class _Sparing:
     portable: ClassVar[bool] = False
 
     def start(self) -> Callable[[Event], Any]:
-        """Return the function that decides, which calls that of *rule* for all other events."""
+        """Return a function that keeps the events in `ALWAYS`, and asks *rule* about all others."""
         decide = self.rule.start()
         return lambda event: None if event.wire_name in ALWAYS else decide(event)
 

@@ -90,7 +90,7 @@ def stacks() -> dict[str, str]:
     """
     Return the Python stack of each thread but trackside's own, by the thread's name, the main thread first.
 
-    At most 32 threads, of each the innermost 24 frames and 4,000 characters; the innermost frame is the last line.
+    At most 32 threads, and the innermost 24 frames or 4,000 characters of each; the innermost frame is the last line.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident

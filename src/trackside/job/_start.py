@@ -1,7 +1,7 @@
 """
 The start and the end of telemetry: one line around a training script.
 
-First a job's configuration put into effect and taken back, and the goodput monitor that rank 0 gets.
+Also the code that puts a job's configuration into effect and takes it back, and the goodput monitor that rank 0 gets.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class AppliedConfig:
 
     def begin(self) -> None:
         """
-        Put it into effect, publishing `JobConfigured` and, if the training is known, `TrainingConfigured`.
+        Put the configuration into effect; publish `JobConfigured` and, if the training is known, `TrainingConfigured`.
 
-        On a rank that does not take part, that is one line in the log, and nothing else from then on.
+        On a rank that does not take part, only log one line.
 
         Raises:
             ConfigError: if a function that was given for a field fails, or a handler cannot be subscribed.
@@ -113,10 +113,10 @@ class AppliedConfig:
 
     def set_training(self, training: TrainingConfig) -> None:
         """
-        Say what the training is; once.
+        Set the training, once.
 
         Raises:
-            ConfigError: if it was said before, or a function that was given for a field fails.
+            ConfigError: if it was set before, or a function that was given for a field fails.
         """
         if self._training is not None:
             raise ConfigError("training", training, "it was given before, and is given once")
@@ -130,7 +130,7 @@ class AppliedConfig:
 
     def end(self, timeout_s: float = 2.0) -> bool:
         """
-        Take it back: close its handlers, and be as before.
+        Take the configuration back: close its handlers, and restore the earlier settings.
 
         Args:
             timeout_s: How long each handler may take, in seconds.
@@ -174,7 +174,7 @@ def apply(job: JobConfig, source: Source, bus: Bus = default_bus) -> AppliedConf
 
 def set_training_config(training: TrainingConfig) -> None:
     """
-    Say what the training is, where the job's configuration did not; once.
+    Set the training, if the job's configuration did not; once.
 
     Raises:
         ConfigError: if no job is configured, or the training was given before.
@@ -191,7 +191,7 @@ def with_goodput_monitor(
     handlers: Sequence[Handler], *, publish: Publish, directory: str | os.PathLike[str], source: Source
 ) -> Sequence[Handler]:
     """
-    Return *handlers* with a goodput monitor among them where one belongs: on rank 0.
+    Return *handlers*, with a goodput monitor among them on rank 0.
 
     Each monitor, the user's or this one, publishes through *publish* unless it was given another callable, and reads
     the rank's earlier attempts in *directory*.
@@ -231,14 +231,14 @@ def _earlier(directory: str | os.PathLike[str], here: Source) -> Iterator[Event]
 
     try:
         yield from replay(directory, sources=is_earlier)
-    except UnreadableError:  # what can be read was; commands that read the log report the rest
+    except UnreadableError:  # the readable part was read; commands that read the log report the rest
         return
 
 
 _UNDO_S: Final = 0.5
 _LOOK_S: Final = 0.1
 _RIVALS_AT_BEAT: Final = 3
-"""By then every process that lives has written to its log."""
+"""The heartbeat at which every living process has written to its log."""
 
 _SECONDS: Final = (0.001, 1e6)
 
@@ -269,22 +269,22 @@ def start(
         with trackside.start("runs/"):
             train()
 
-    Use it as a context manager, or keep the result and `Job.close` it; what is still open at exit is closed then.
+    Use it as a context manager, or keep the result and `Job.close` it; a job that is still open is closed at exit.
     Every rank calls this with the same directory: each process writes a file of its own.
 
     Args:
-        directory: Where the event log goes; made if it does not exist, readable by this user alone.
-        job: Who this run is: names, tags, metadata, and which ranks take part. On one that does not, nothing is started
-            or written. Without it the launcher's variables say what they can.
+        directory: The directory of the event log; made if it does not exist, readable only by this user.
+        job: The identity of this run: names, tags, metadata, and the ranks that take part. On other ranks nothing is
+            started or written. Without it the launcher's variables are used.
         handlers: Models, sinks and callables to subscribe for as long as the job runs.
         collect_interval_s: The length of counter windows, in seconds.
-        heartbeat_interval_s: Between two heartbeats, in seconds.
-        stall_after_s: How long no training step may end, in seconds, before the stacks of all threads are recorded; it
-            takes ten times the usual time of a step as well. None records none.
+        heartbeat_interval_s: The time between two heartbeats, in seconds.
+        stall_after_s: The stacks of all threads are recorded when no training step has ended for this many seconds, and
+            for ten times the usual time of a step. None records none.
         redact: Called with every event before it is recorded; returns what to record, or None for nothing.
         system: Whether to read CPU, memory and the rank's GPU into counters, in the background, every two seconds.
         report: Whether to print a summary to stderr at the end. By default rank 0 does, and any rank that lost events.
-        remote: How others get the events while it runs, as ``Remote(publish=True)``; the environment completes it.
+        remote: How others get the events during the job, e.g. ``Remote(publish=True)``; the environment completes it.
         bus: The bus to use, if not the default one.
 
     Raises:
@@ -361,7 +361,7 @@ class Job:
         self.bus = bus
         self._config = config
         self._is_placed = False
-        """Whether torch.distributed was asked for the rank since it is initialised."""
+        """Whether torch.distributed was asked for the rank after it was initialised."""
         self._beats = 0
         self._report = report
         self._began_s = time.monotonic()
@@ -369,7 +369,7 @@ class Job:
         self._is_closed = False
         self._closing = Once()
         self._is_ending = False
-        """Whether all that belongs before the end of the stream was logged."""
+        """Whether all events that belong before the end of the stream were logged."""
         self._subscriptions: list[Subscription] = []
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
@@ -382,13 +382,13 @@ class Job:
             set_process_source(source)
             if redact is not None:
                 bus.redact = redact
-            bus.end("succeeded by another job")  # of a stream that was open before; ours begins when the log joins
+            bus.end("succeeded by another job")  # a stream that was open before; ours begins when the log joins
             if log is not None:
                 handlers = with_goodput_monitor(handlers, publish=bus.publish, directory=log.directory, source=source)
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
-                    # One by one: those before a bad one must leave.
+                    # One by one: if one fails, those before it must leave.
                     self._subscriptions.append(subscribed(handler, bus, source, log.directory))
-                self._subscriptions.extend(keep_for_viewers(bus, handlers, remote))  # takes each as it comes
+                self._subscriptions.extend(keep_for_viewers(bus, handlers, remote))  # adds each before the next
                 self._remote = RemoteAccess(remote, bus=bus, source=source, directory=log.directory)
             self._applied = apply(config, source, bus) if config is not None else None
             if log is not None:
@@ -415,7 +415,7 @@ class Job:
             raise
 
     def _watch_stalls(self, least_s: float | None) -> Callable[[], object]:
-        """Return the function that says whether training stalls; one that never does for None."""
+        """Return a function that checks whether training stalls; if *least_s* is None, one that does nothing."""
         if least_s is None:
             return lambda: None
         watch = StallWatch(self.bus, least_s=least_s)
@@ -423,7 +423,7 @@ class Job:
         return watch.check
 
     def _on_beat(self) -> None:
-        """Look, on the thread of the heartbeats, at what changes without a call."""
+        """Check, on the heartbeat thread, for the changes that no call reports."""
         self._check_stall()
         self._look_for_place()
         self._beats += 1
@@ -438,10 +438,10 @@ class Job:
 
     def describe(self, **fields: Any) -> None:
         """
-        Describe this process anew from here on: *fields* of its `Source` that were not known when telemetry began.
+        Change *fields* of this process's `Source`, which were not known when telemetry began.
 
-        It stays the same source and the same stream, also with another rank or run: what was recorded before counts as
-        that source's, too.
+        It stays the same source and the same stream, even with another rank or run: events that were recorded before
+        get the new description, too.
         """
         source = attrs.evolve(self.source, **fields)
         if source == self.source:
@@ -465,7 +465,7 @@ class Job:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a viewer is here now, or the collector."""
+        """Whether a viewer or the collector gets a stream now."""
         return self._remote is not None and self._remote.is_watched
 
     @property
@@ -480,7 +480,7 @@ class Job:
         Closing twice is harmless, and finishes what an exception interrupted.
 
         Args:
-            reason: Why, as recorded in the log.
+            reason: The reason that the log records.
             timeout_s: The longest this may take, in seconds, whatever is stalled.
 
         Returns:
@@ -492,7 +492,7 @@ class Job:
         self._is_closed = True
         try:
             return self._finish(reason, timeout_s)
-        except BaseException:  # a signal handler's; another call finishes this
+        except BaseException:  # raised by a signal handler; another call finishes this
             self._is_closed = False
             raise
 
@@ -501,14 +501,14 @@ class Job:
         if self._uncaught is not None:
             self._uncaught.close()
             reason = self._uncaught.ended_program or reason
-        if not self._is_ending:  # else what was logged now would begin another stream
+        if not self._is_ending:  # else an event that is logged now would begin another stream
             self._log_last_events(timeout_s)
             self._is_ending = True
         counters = self.bus.registry.snapshots()
         self.bus.end(reason)
         done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
         done = self._leave(deadline_s) and done
-        # Not before every handler has left: some lose events as they do.
+        # Only after every handler has left: some lose events when they leave.
         stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
         is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
         if self.log is not None and is_reported:
@@ -518,14 +518,14 @@ class Job:
         return done
 
     def _log_last_events(self, timeout_s: float) -> None:
-        """Have everything logged that belongs before the end of the stream."""
+        """Log the events that belong before the end of the stream."""
         if self.bus is default_bus:
             end_loops(None)
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
         if self._heartbeat is not None:
             self._heartbeat.stop(timeout_s / 10)
         if not self._is_placed and is_distributed():
-            # The job was shorter than the time between two heartbeats. What is asked may hang as another process does.
+            # The job was shorter than the time between two heartbeats. The call may hang if another process hangs.
             asking = LateThread(self._look_for_place, "trackside-place")
             asking.start()
             asking.join(timeout_s / 10)
@@ -534,13 +534,13 @@ class Job:
         if self._collector is not None:
             self._collector.close()
         if self.bus is default_bus:
-            close_section_window()  # the sections speak to the default bus
+            close_section_window()  # sections publish on the default bus
         # The events that models publish when they read the last events belong before the end, too.
         self.bus.flush(timeout_s / 4)
         end_watching((subscription.handler for subscription in self._subscriptions), timeout_s / 4)
 
     def _be_over(self) -> None:
-        """Let another job start in this process, whose children do not find this one any more."""
+        """Let another job start in this process; its children do not find this job any more."""
         if self._uncaught is not None:
             self._uncaught.close()
         if self.directory is not None:
@@ -551,7 +551,7 @@ class Job:
         atexit.unregister(self._close_at_exit)
 
     def _leave(self, deadline_s: float) -> bool:
-        """Close what was subscribed, each with a fair share of the time, and leave the bus as it was found."""
+        """Close the subscriptions, each with a fair share of the time, and restore the bus."""
         if self._system is not None:
             self._system.close(0)
         end_watching((subscription.handler for subscription in self._subscriptions), 0)
@@ -569,13 +569,13 @@ class Job:
         return done
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave the log that came with the parent's job, to start one's own."""
+        """In a forked child: leave the log of the parent's job, so that the child can start its own."""
         self.bus.end("succeeded by a job of its own")
         for subscription in self._subscriptions:
             subscription.close(_UNDO_S)
 
     def _invite(self, log: EventLog) -> None:
-        """Say how this job can be watched, in a line that can be pasted."""
+        """Print the command with which this job can be watched."""
         if self._remote is not None and self._remote.is_open and self._report is not False and self.source.rank == 0:
             _say(f"trackside: watch it with: trackside attach {shlex.quote(str(log.directory))}")
 
@@ -584,7 +584,7 @@ class Job:
         self.close(reason="exit")
 
     def _record_exit(self) -> None:
-        """Record that the program ends itself, if it did so by a status of failure."""
+        """Record that the program ends itself, if its exit status means failure."""
         if self._uncaught is not None and self.is_open:
             self._uncaught.record(SystemExit(self._uncaught.exit_status))
 
@@ -610,20 +610,20 @@ class UncaughtExceptions:
     Publishes the exceptions that end the program or one of its threads.
 
     The hooks that were there before are called as if this one did not exist, so the program prints what it always did.
-    Python calls no hook for a `SystemExit`, so ``sys.exit``, the built-in ``exit`` and ``quit``, and what of these the
-    program's main module has imported are replaced too. One that is raised otherwise is not seen. Whether it was
-    caught cannot be seen either: the status counts if telemetry is still on when the interpreter ends.
+    Python calls no hook for a `SystemExit`. So ``sys.exit``, the built-in ``exit`` and ``quit``, and those of them that
+    the main module has imported, are replaced too. A `SystemExit` that is raised otherwise is not noticed. Nor is it
+    known whether it was caught: the status counts if telemetry is still on when the interpreter ends.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.ended_program: str = ""
         """The name of the exception that ends the program; empty while there is none."""
         self.exit_status: str | int | None = None
-        """As the program gave it to ``sys.exit``."""
+        """The status that the program gave to ``sys.exit``."""
         self._bus = bus
         self._is_on = True
         self._program_hook, self._thread_hook = sys.excepthook, threading.excepthook
-        # A bound method is made anew by each look-up, and is to be recognised later.
+        # Each look-up makes a new bound method, and `close` must recognise these.
         self._own_program_hook, self._own_thread_hook = self._end_program, self._end_thread
         sys.excepthook, threading.excepthook = self._own_program_hook, self._own_thread_hook
         exits = [sys.exit, *(vars(builtins)[name] for name in ("exit", "quit") if name in vars(builtins))]
@@ -647,11 +647,11 @@ class UncaughtExceptions:
         self._thread_hook(arguments)
 
     def _noting(self, leave: Callable[[Any], NoReturn]) -> Callable[..., NoReturn]:
-        """Return *leave*, noting with which status the program asks to end; of several calls the last counts."""
+        """Return a function that notes the exit status and calls *leave*; of several calls the last counts."""
 
         @functools.wraps(leave, updated=())
         def noting(status: str | int | None = None, /) -> NoReturn:
-            # At a prompt, as of IPython, it ends nothing.
+            # At a prompt, for example of IPython, it does not end the program.
             if self._is_on and threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
                 self.exit_status = status
             leave(status)
@@ -662,13 +662,13 @@ class UncaughtExceptions:
         """Publish that *error* ends the program, unless another one does or it is a good end."""
         if not self.ended_program and not is_good_end(error):
             self.ended_program = type(error).__name__
-            # The loops that it leaves say in which of their parts it was raised.
+            # First the loops, whose spans record in which part the exception was raised.
             if self._bus is default_bus:
                 end_loops(error)
             record_exception(error, self._bus)
 
     def close(self) -> None:
-        """Take the hooks back; those that other code has put before them stay, and lead through."""
+        """Remove the hooks; if other code has wrapped them since, they stay and only call the earlier hooks."""
         self._is_on = False
         for names, name, before, own in self._exits:
             if names.get(name) is own:

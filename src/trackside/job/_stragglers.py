@@ -42,11 +42,11 @@ def gathered(group: RankGroup, source: Source, events: Sequence[Event]) -> list[
 
     Args:
         group: The ranks.
-        source: This process, as it is to be known to the others.
-        events: What it has to say.
+        source: The source of this process, for the others.
+        events: The events of this process.
 
     Raises:
-        RuntimeError: if a rank does not come in time.
+        RuntimeError: if a rank does not take part in time.
     """
     return [event for data in group.all_gather(packed(source, events)) for event in unpacked(data)]
 
@@ -75,9 +75,9 @@ CALLS: Final = "calls"
 
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _POLL_S: Final = 0.5
-"""Between two looks at the logs."""
+"""The time between two reads of the logs."""
 _MAX_OWN: Final = 256
-"""Events of this rank that wait to be gathered; beyond, the oldest are left out."""
+"""The most events of this rank that wait to be gathered; if there are more, the oldest are left out."""
 _MAX_UNREPORTED: Final = 64
 
 
@@ -94,23 +94,24 @@ class StragglerWatch:
                 ...
                 report = watch.report_if_due()
 
-    Rank 0 makes the reports, by default from what it reads in the event logs below the job's directory, on a
-    thread of its own. There is no collective but for *windows_from* ``gather`` and for *stop_if_detected*.
+    Rank 0 makes the reports, by default from the event logs below the job's directory, which it reads on a thread of
+    its own. There is no collective except with *windows_from* ``gather`` and with *stop_if_detected*.
 
     Args:
-        on_straggler: Called with each report that names one, and again when the report is amended, on a thread of the
-            watch's (gathering: in `generate_report`). It may take its time, and what it raises is logged.
-        thresholds: Scores strictly below which a rank is one.
-        windows_from: Where the windows of the other ranks come from: ``log``, the directory that they all write to;
-            ``gather``, a collective in every `generate_report`, which all ranks have to call then; ``calls``, whatever
-            the watch is called with, as with events from elsewhere.
+        on_straggler: Called with each report that names a straggler, and again when the report is amended, on a thread
+            of the watch's (``gather``: in `generate_report`). It may be slow, and its errors are logged.
+        thresholds: The scores strictly below which a rank is a straggler.
+        windows_from: The origin of the other ranks' windows: ``log``, the directory to which they all write;
+            ``gather``, a collective in every `generate_report`, which all ranks have to call then; ``calls``, the
+            events with which the watch is called.
         report_interval_s: How often `report_if_due` returns a report, in seconds.
-        report_every_steps: The same counted in its calls, in place of seconds; gathering needs it, for all ranks to
-            agree on when.
-        stop_if_detected: Let `should_stop` say yes on every rank at the same step, once there is a straggler.
-        agree_every_steps: How often the ranks agree on that: one all-reduce of one number, on a gloo group of its own.
-        timeout_s: How long a rank waits for the others in a collective, in seconds; after that there is none any more.
-        group: The key of the windows' ``groups`` by whose value ranks are peers; all are unless given.
+        report_every_steps: The same in calls of it, in place of seconds; ``gather`` needs it, so that all ranks agree
+            on the step.
+        stop_if_detected: Have `should_stop` return True on every rank at the same step, once there is a straggler.
+        agree_every_steps: The ranks agree on that every so many steps: one all-reduce of one number, on its own gloo
+            group.
+        timeout_s: How long a rank waits for the others in a collective, in seconds; then there are no more collectives.
+        group: Ranks with the same value of this key in the windows' ``groups`` are peers; all ranks are unless given.
         kinds: The kinds of scores, ``relative`` and ``individual``.
 
     Raises:
@@ -207,12 +208,12 @@ class StragglerWatch:
 
     def begin(self, bus: Bus, source: Source, directory: Path) -> Subscription:
         """
-        Watch the process *source*: take its windows from *bus*, and those of the others from where they come.
+        Watch the process *source*: read its windows from *bus*, and those of the others as *windows_from* says.
 
         Args:
-            bus: Where the windows of this rank are published, and the reports are to be.
-            source: Who this process is.
-            directory: Where the logs of all ranks are.
+            bus: The bus of this rank's windows and of the reports.
+            source: The source of this process.
+            directory: The directory of the logs of all ranks.
         """
         self._publish, self._attempt, self._ends = bus.publish, source.attempt, StopEvent()
         is_first = source.rank == 0
@@ -226,7 +227,7 @@ class StragglerWatch:
         return bus.subscribe(self, to=_READ)
 
     def end(self, timeout_s: float) -> bool:
-        """Read what was written until now, and no more; False if that took too long. Safe to call twice."""
+        """Read the logs as written until now, then stop; False if that took too long. Safe to call twice."""
         self._ends.set()
         reader, self._reader = self._reader, None
         if reader is None:
@@ -250,7 +251,7 @@ class StragglerWatch:
     # --- taking ------------------------------------------------------------------------------------------------
 
     def __call__(self, event: Event) -> None:
-        """Take a window, or what else matters here."""
+        """Read a window, or another event that matters here."""
         if self._windows_from == GATHER:
             with self._lock:
                 self._own.append(event)
@@ -263,7 +264,7 @@ class StragglerWatch:
         self._report_stragglers()
 
     def _pass_on(self, event: Event) -> None:
-        # The logs of earlier attempts are read for what the ranks were capable of; that was reported then.
+        # The logs of earlier attempts are read for the speed of the ranks then; stragglers were reported then.
         if self._publish is not None and isinstance(event, StragglerReport) and event.attempt >= self._attempt:
             self._publish(event)
 
@@ -295,7 +296,7 @@ class StragglerWatch:
         """
         Return the scores of the latest closed window; None on ranks that make no reports, or if none has closed.
 
-        A collective where the windows are gathered; nowhere else.
+        A collective with *windows_from* ``gather``, and only then.
         """
         if self._windows_from == GATHER:
             self._gather()
@@ -305,7 +306,7 @@ class StragglerWatch:
             return self._aggregator.latest()
 
     def report_if_due(self) -> ScoreReport | None:
-        """Return a report if it is time for one; to be called once per step, on every rank where they are gathered."""
+        """Return a report if one is due; to be called once per step, and with ``gather`` on every rank."""
         self._steps += 1
         if self._every_steps is not None:
             is_due = self._steps % self._every_steps == 0
@@ -337,8 +338,8 @@ class StragglerWatch:
         """
         Return whether to stop after *step*, the same on all ranks; to be called at each step, on every rank.
 
-        Every *agree_every_steps* the ranks agree, and only then it can turn true. Always false without
-        *stop_if_detected*.
+        The ranks agree every *agree_every_steps* steps; only then can the result become true. Without
+        *stop_if_detected* it is always false.
         """
         if self._stop_if_detected and not self._is_agreed and (step + 1) % self._agree_every_steps == 0:
             self._is_agreed = self._agree()
@@ -355,24 +356,24 @@ class StragglerWatch:
             return False
 
     def _joined(self) -> RankGroup | None:
-        """Return the group of all ranks, made when it is first needed; None where there is one process."""
+        """Return the group of all ranks, made when it is first needed; None if there is only one process."""
         if self._group is None and not self._is_alone and is_distributed():
             self._group = RankGroup(self._timeout_s)
         return self._group
 
     def _be_alone(self, what: str, error: Exception) -> None:
-        """Do without the others: a rank that is dead delays the others only once."""
+        """Do without the others from now on, so that a dead rank delays the others only once."""
         self._is_alone, self._group = True, None
         LOGGER.warning("%s, and no more is tried: %s", what, error)
 
 
 def subscribed(handler: Handler, bus: Bus, source: Source, directory: Path) -> Subscription:
-    """Subscribe *handler* to *bus*; a watch begins."""
+    """Subscribe *handler* to *bus*; if it is a watch, begin it."""
     return handler.begin(bus, source, directory) if isinstance(handler, StragglerWatch) else bus.subscribe(handler)
 
 
 def end_watching(handlers: Iterable[object], timeout_s: float) -> None:
-    """End every watch among *handlers*: what it has to say belongs before the stream's end."""
+    """End every watch among *handlers*: its last reports belong before the stream's end."""
     for handler in handlers:
         if isinstance(handler, StragglerWatch):
             handler.end(timeout_s)

@@ -67,7 +67,7 @@ def _counter(counter: CounterSnapshot) -> str:
 
 def losses(stats: BusStats, *, is_done: bool = True) -> str:
     """
-    Return what handlers lost and may have lost, as part of a line; empty if it is certain that nothing was lost.
+    Return the losses and possible losses of handlers, as part of a line; empty if certainly nothing was lost.
 
     Args:
         stats: The counts of the bus, after its handlers have left.

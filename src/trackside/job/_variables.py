@@ -14,9 +14,9 @@ _VARIABLES: Final = ("COLLECTOR", "FORK", "GOODPUT_DIR", "JOB", "KEYS", "ONE_LOG
 
 def misspelt_variables(environ: Iterable[str]) -> Iterator[tuple[str, str]]:
     """
-    Yield each name in *environ* that is probably a misspelling of a variable that trackside reads, and that one.
+    Yield each name in *environ* that is probably misspelt, and the variable of trackside that was meant.
 
-    Those that Kubernetes names after a service, as the port of one called ``trackside-collector``, are left out.
+    Names that Kubernetes makes for a service, for example the port of ``trackside-collector``, are left out.
     """
     for name in sorted(environ):
         word = name.removeprefix(_PREFIX)
