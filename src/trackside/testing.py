@@ -68,6 +68,6 @@ def isolated_bus(**options: Any) -> Iterator[Bus]:
 
 
 def recorded(event: E, *, source: Source = SOURCE, seq: int = 0) -> E:
-    """Number *event* as event *seq* of *source*, and return it, for tests of models and readers."""
+    """Give *event* the number *seq* of *source*, and return it, for tests of models and readers."""
     event._source, event._seq = source, seq  # noqa: SLF001  these slots are set once, when an event is numbered
     return event
