@@ -1,8 +1,8 @@
 /*
  * The functions for C and C++ extensions: what src/trackside/include/trackside.h calls.
  *
- * They are the Python functions, called from C: a name leads to the bound method of its counter, stat or gauge, which is
- * kept, and a span is entered and left as a with statement does it.
+ * They call the Python functions. The bound method of each counter, stat or gauge is kept by its name. A span is
+ * entered and left as by a "with" statement.
  */
 
 #include "core.h"
@@ -13,7 +13,7 @@ enum { KINDS = 3, MOST_NAMES = 10000 };
 static const char *const makers[KINDS] = {"counter", "stat", "gauge"};
 static const char *const methods[KINDS] = {"add", "record", "set"};
 
-static PyObject *known[KINDS]; /* of each kind the methods by name; None of a name that cannot be used */
+static PyObject *known[KINDS]; /* for each kind, the methods by name; None for a name that cannot be used */
 static PyObject *library_name, *span_name, *priority_names, *enter_name, *exit_name;
 
 PyObject *
@@ -44,7 +44,7 @@ interrupt(void *Py_UNUSED(nothing))
     return -1;
 }
 
-/* Report the exception that is set, if any, and set ERROR, a reference that is given up, instead. */
+/* Report the exception that is set, if any, then set ERROR if it is not NULL. Steals the reference to ERROR. */
 static void
 give_back(PyObject *error, PyObject *about)
 {

@@ -1,7 +1,7 @@
 /*
- * A method that is compiled for the plain case, and in every other one is the Python function that it stands for.
+ * A method that is compiled for the plain case, and calls the Python function that it stands for in all other cases.
  *
- * To everybody who looks at it it is that function: its name, its documentation and its signature.
+ * It looks like that function: it has the same name, documentation and signature.
  */
 
 #include "core.h"
@@ -14,12 +14,12 @@ typedef struct {
     ts_plain plain;
     PyObject *about;
     PyObject *python;
-    int is_special; /* a method that only statements look up, as with does __enter__ */
+    int is_special; /* whether only a statement looks it up, as a "with" statement looks up __enter__ */
 } Method;
 
 /*
- * A special method and the object that it is called on: gone as soon as it was called, so its memory is used again, and the
- * garbage collector does not know it. Where a program keeps one in the very object that it is bound to, both stay.
+ * A special method bound to an object. It is freed right after the call, so its memory is reused, and the garbage
+ * collector does not track it. If a program stores one in the object that it is bound to, neither is ever freed.
  */
 typedef struct {
     PyObject_HEAD
@@ -62,7 +62,7 @@ ts_method(PyObject *about, ts_plain plain, PyObject *python)
 
 /* --- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Call what SELF is bound to in any way but the interpreter's own, or have Python do what is not plain. */
+/* Call CALLABLE, the Python function, as a method of the object of SELF: for a call that is not the plain case. */
 static __attribute__((noinline)) PyObject *
 call_bound(Bound *self, PyObject *const *args, size_t flags, PyObject *keywords, PyObject *callable)
 {
@@ -202,7 +202,7 @@ method_attribute(Method *self, void *name)
     return PyObject_GetAttrString(self->python, name);
 }
 
-/* What it does not have itself is the function's. */
+/* Look the attribute up in the method, then in the Python function. */
 static PyObject *
 method_getattr(Method *self, PyObject *name)
 {
@@ -254,7 +254,7 @@ static PyType_Spec method_spec = {
     .name = "trackside._native.Method",
     .basicsize = sizeof(Method),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR
-             | Py_TPFLAGS_IMMUTABLETYPE /* or the interpreter would look the method up anew in each call */
+             | Py_TPFLAGS_IMMUTABLETYPE /* else the interpreter would look the method up again in each call */
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = method_slots,
 };

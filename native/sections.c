@@ -1,8 +1,8 @@
 /*
- * Making, entering and leaving sections, where each entry is timed, by the system's clock, and none is inside another of the
- * same object.
+ * Making, entering and leaving sections in the plain case: every entry is timed with the system's clock, and a section
+ * object is not entered within itself.
  *
- * A section cannot be in a cycle of what it refers to, so those made here are unknown to the garbage collector.
+ * No reference cycle can lead through a section, so the garbage collector does not track those made here.
  */
 
 #include "core.h"
@@ -54,7 +54,7 @@ enter_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
         return NULL;
     }
     SECTION(args[0], START_NS) = start;
-    Py_DECREF(zero); /* it was there */
+    Py_DECREF(zero); /* the reference that the slot held */
     return Py_NewRef(args[0]);
 }
 
@@ -89,7 +89,7 @@ leave_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
     Py_RETURN_NONE;
 }
 
-/* Sections.section, of a name that was entered before. */
+/* Sections.section, for a name that it was called with before. */
 static PyObject *
 make_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -102,7 +102,7 @@ make_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject 
         PyErr_Clear();
         return TS_TO_PYTHON;
     }
-    Py_INCREF(times); /* to allocate may run anything */
+    Py_INCREF(times); /* allocating may run any code, which may drop the table's reference */
     PyObject *section = ts_new(pool);
     if (section == NULL) {
         Py_DECREF(times);

@@ -1,7 +1,7 @@
 """
 The bus: it delivers events to subscribers, at once or behind the queue.
 
-Then the default bus, with the methods that are module-level functions of trackside, and what is done with every bus at
+Also the default bus, whose methods are the module-level functions of trackside, and the hooks that run for every bus at
 a fork and at exit.
 """
 
@@ -115,7 +115,7 @@ class Bus(Closing):
         strict: Raise what handlers raise, for tests and development.
         queue_limit: The most events that may wait for the dispatcher, at least 1; by default 16,384.
         source: The source of the stream; by default this process's. Its id is kept only if this process made it and no
-            other bus was given it: a pair of id and number is used once.
+            other bus uses it: no pair of source id and number is used twice.
         redact: Called with each event before it is recorded or reaches any handler behind the queue; returns the event
             to record, of the same type, or None to record nothing. If it raises, the event is not recorded.
 
@@ -123,7 +123,7 @@ class Bus(Closing):
         ConfigError: if *queue_limit* is below 1.
     """
 
-    # Slots for what the compiled core reads; all else is in the dict.
+    # Slots for what the compiled core or the lanes read; all else is in the dict.
     __slots__ = ("__dict__", "__weakref__", "_is_closed", "_routes", "_routes_by_lane", "_subscribers")
 
     def __init__(
@@ -147,7 +147,10 @@ class Bus(Closing):
         self._make_fresh()
         self.registry: CounterRegistry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
         self.counter: Final = self.registry.counter
-        """`CounterRegistry.counter`: the counter of that name of this bus. The next four are the registry's, too."""
+        """
+        `CounterRegistry.counter`, for the counters of this bus. The next four attributes are the registry's methods,
+        too.
+        """
         self.stat: Final = self.registry.stat
         self.gauge: Final = self.registry.gauge
         self.counters: Final = self.registry.counters
@@ -164,7 +167,7 @@ class Bus(Closing):
         self._after_close = ThreadSafeCount()
         self._not_events = ThreadSafeCount()
         self._stack_full = 0
-        """Events logged when the stack was full; a plain number, because to increase it takes no call."""
+        """Events logged when the stack was full; a plain number, because increasing it needs no call."""
 
     @property
     def redact(self) -> Callable[[Event], Event | None] | None:
@@ -201,7 +204,8 @@ class Bus(Closing):
         try:
             for arrived, handle, finished, target in route:
                 begun: Target | None = target
-                # Signal handlers run after a call: if one raises from here on, the arrival is counted.
+                # Python runs signal handlers after a call: if one raises from here on, `arrived` has already counted
+                # the event.
                 if arrived() > target.ceiling and is_too_deep(_LOG):
                     target.suppressed.add()
                 else:
@@ -213,7 +217,8 @@ class Bus(Closing):
             try:
                 raised = self._recover(route, target, begun, event, error)
             except RecursionError:
-                # The stack has no room for another Python call, so only C functions count here; even these may not fit.
+                # The stack has no room for a Python call, so the events are counted by C functions alone; even these
+                # may not fit.
                 raised = None
                 is_next = False
                 try:
@@ -232,7 +237,7 @@ class Bus(Closing):
                 except RecursionError:
                     self._stack_full += 1
             if raised is not None:
-                raise raised  # noqa: B904  mostly it is the same one
+                raise raised  # noqa: B904  in most cases `raised` is `error` itself
 
     def wants(self, cls: type[Event]) -> bool:
         """Return whether any handler would get an event of type *cls*: ask before building an expensive one."""
@@ -246,8 +251,8 @@ class Bus(Closing):
         """
         Log *event* from a model.
 
-        As `log`, but plain callables never run on the dispatcher's thread: a forwarder calls them. An event that a
-        model publishes while the bus closes is still delivered.
+        Like `log`, except that plain callables never run on the dispatcher's thread: a forwarder calls them. An event
+        that a model publishes while the bus closes is still delivered.
         """
         if not self._dispatcher.is_here():
             self.log(event)
@@ -268,7 +273,7 @@ class Bus(Closing):
         Deliver *events* of other processes to the handlers here, with the sources and numbers that they have.
 
         Plain callables run at once, in this thread; models and sinks read the events from the queue. Frame sinks do
-        not get them: an event log is the stream of its own process. For one thread at a time.
+        not get them: an event log is the stream of its own process. Only one thread may call it at a time.
 
         Returns:
             False if the queue has no room now; then no handler got anything.
@@ -398,7 +403,8 @@ class Bus(Closing):
         Give *handler* every event of type *to*, or of a subclass of it, from now on.
 
         A plain callable runs at once, in the thread that logs; if it blocks, it blocks the caller. On a closed bus no
-        handler gets anything. A model that derives events has its attribute ``publish`` set, unless it is set already.
+        handler gets anything. The bus sets the attribute ``publish`` of a model that derives events, unless it is
+        already set.
 
         Args:
             handler: A callable of one event, a model or a `FrameSink`.
@@ -420,7 +426,7 @@ class Bus(Closing):
                 handler.publish = self.publish  # type: ignore[union-attr]
             try:
                 self._add(subscriber)
-            except BaseException:  # a signal handler's, after which nobody could end the subscription
+            except BaseException:  # raised by a signal handler: the caller gets no subscription that it could end
                 self._subscribers.setdefault(subscriber)
                 self._unsubscribe(subscriber, 0.0)
                 raise
@@ -488,11 +494,11 @@ class Bus(Closing):
         """
         Start a new numbered stream of *source*, to which all later events belong.
 
-        Without this, a stream starts with the first event for the queue; its source is the bus's own or the process's,
-        under an id of its own if another bus numbers events under that of the process. A source whose stream has ended
-        cannot go on: it gets another id.
+        Without this, a stream starts with the first event for the queue; its source is the bus's own, else the
+        process's. If another bus numbers events under the process's id, the source gets a new id. A source whose stream
+        has ended cannot go on: it gets another id.
         """
-        self._identity.claim(source)  # now, before the first event of another bus can
+        self._identity.claim(source)  # claim it now, before the first event of another bus does
         self._dispatcher.put(Begin(source))
         if self._queued():
             self._dispatcher.start()
@@ -504,7 +510,7 @@ class Bus(Closing):
             self._dispatcher.start()
 
     def end(self, reason: str = "closed") -> None:
-        """End the numbered stream; the process gets a new source id now, and the next event starts its stream."""
+        """End the numbered stream. Its source gets a new id now, under which the next event starts a new stream."""
         ended = self._dispatcher.source  # before the dispatcher, which may be faster than this thread, forgets it
         self._dispatcher.put(End(reason))
         if ended is not None:  # at once, so that no child takes the ended source for its parent
@@ -550,8 +556,9 @@ class Bus(Closing):
             timeout_s: The longest this may take, in seconds, even if a handler is stalled.
 
         Returns:
-            Whether all that waited reached every handler in time, and no sink lost any of it. What the queue had no
-            room for does not count here. A line with the number lost, these included, is logged if any was.
+            Whether all that waited reached every handler in time, and no sink lost any of it. Events that the full
+            queue dropped do not count here. If any events were lost, these included, one line with their number is
+            logged.
         """
         if self._is_over:
             return True
@@ -572,7 +579,7 @@ class Bus(Closing):
         queued = self._queued()
         for place, subscriber in enumerate(queued):
             done = subscriber.close(left_s(deadline_s) / (len(queued) - place)) and done
-        for leaving in self._retired.leaving():  # an exception interrupted that
+        for leaving in self._retired.leaving():  # an exception interrupted their unsubscription
             done = self._unsubscribe(leaving, left_s(deadline_s)) and done
         self._dispatcher.halt(left_s(deadline_s))
         _report_losses(self.stats(left_s(deadline_s)))
@@ -617,9 +624,9 @@ class Bus(Closing):
 
     def become_child(self) -> None:
         """
-        Start anew in a forked child: empty queue, zero counts, no models and sink workers; callables and logs are kept.
+        Start anew in a forked child: empty queue, zero counts, no models or sinks.
 
-        No thread, lock or file of the parent is used. ``TRACKSIDE_FORK=off`` closes the bus instead.
+        Callables stay, and so do frame sinks that go along. No thread, lock or file of the parent is used. ``TRACKSIDE_FORK=off`` closes the bus instead.
         """
         if os.environ.get("TRACKSIDE_FORK") == "off":
             self._is_closed = self._is_over = True
@@ -662,7 +669,7 @@ if FREE_THREADED:
     def _forget_routes(bus: Bus, _none: dict[type, tuple[Step, ...]]) -> None:
         bus._routes_by_lane.clear()  # noqa: SLF001
 
-    # A table of routes for each lane: to follow one is to refer to all that it leads to.
+    # One table of routes for each lane: following a route counts references, and threads that share one would wait.
     Bus._routes = property(_routes_of_lane, _forget_routes)  # type: ignore[assignment]  # noqa: SLF001
 
 
@@ -782,8 +789,8 @@ def _close_with_multiprocessing() -> None:
     """
     Have the children of multiprocessing close every bus as they end: they run no atexit function.
 
-    They run multiprocessing's own finalizers, but drop those that they inherit and those made while they are
-    unpickled. So the finalizer is made by a function that multiprocessing calls after that.
+    They run multiprocessing's finalizers, but first clear the inherited ones and those made while the process object is
+    unpickled. So `_register_end`, which multiprocessing calls after that, makes the finalizer.
     """
     global _is_registered  # noqa: PLW0603  children inherit what is registered
     util = sys.modules.get("multiprocessing.util")
@@ -800,4 +807,4 @@ atexit.register(_close_all)
 after_fork_in_child(_become_child)
 _close_with_multiprocessing()
 if "multiprocessing.process" in sys.modules and sys.modules["multiprocessing.process"].parent_process() is not None:
-    _register_end(sys.modules["multiprocessing.util"])  # here for the first time in this child
+    _register_end(sys.modules["multiprocessing.util"])  # this child imports the module only now

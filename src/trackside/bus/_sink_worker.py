@@ -63,12 +63,12 @@ class SinkWorker:
         Start the thread; called when the first event for it is logged.
 
         The dispatcher would start it too late: from Python 3.12 on no thread can be started once the interpreter ends,
-        and the handler would have to run in the thread that waits for the end.
+        and the handler would have to run in the thread that closes the bus.
         """
         self._thread.start()
 
     def offer(self, event: Any, size_bytes: int) -> bool:
-        """Accept *event* unless 16,384 events or 32 MiB wait already; on the dispatcher."""
+        """Accept *event* unless 16,384 events or 32 MiB wait already; called on the dispatcher's thread."""
         if (
             self.accepted - self._done >= MAX_ITEMS
             or self._accepted_bytes - self._done_bytes + size_bytes > MAX_BYTES
@@ -231,7 +231,8 @@ class InlineForwarder:
         for subscriber in forwarded.subscribers:
             subscriber.forwarded_done.add()
             if self._is_subscribed(subscriber):
-                # An error of a strict bus, or an exit, has no caller on this thread; it is counted.
+                # An error that a strict bus raises, or a SystemExit, has no caller on this thread; the failure is
+                # counted.
                 with contextlib.suppress(BaseException):
                     self._deliver(subscriber, forwarded.event)
             else:
@@ -242,5 +243,5 @@ class InlineForwarder:
         return self._worker.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver the forwarded events and stop; those not delivered by then count as waiting for ever."""
+        """Deliver the forwarded events and stop; those not delivered by then stay counted as ``in_queue``."""
         return self._worker.close(timeout_s)

@@ -1,4 +1,4 @@
-"""``trackside collect``: many ranks in, their logs, and viewers out; or the runs of a stream, divided among workers."""
+"""``trackside collect``: receive many ranks, keep their logs, serve viewers; or share a stream's runs among workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_LINES: Final = 100
 _LONGEST_LINE: Final = 1_000
 _NOTICED = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
 
-HELP = "take many ranks in, keep their logs, let viewers attach"
+HELP = "receive the events of many ranks, keep their logs, let viewers attach"
 DESCRIPTION = (
     "Take the streams of many ranks in, keep their logs, and let viewers attach. Ranks that fall "
     "silent, and events that are lost, are said on stderr. With the address of a stream, ranks publish there, and "
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Collect until a signal comes; 1 if something is in no log, or a worker failed."""
+    """Collect until a signal comes; return 1 if an event was not logged, or a worker failed."""
     if options.stream is not None:
         return _collect_stream(options)
     if options.bind is None:
@@ -156,10 +156,10 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
 
 class Notices:
     """
-    Prints what people are to know at once to stderr: a bounded number of lines of each type, as ranks send some.
+    Prints the events that people must see at once to stderr, a bounded number of each type: some come from ranks.
 
     Args:
-        monotonic_s: Gives the time.
+        monotonic_s: Returns the time in seconds, by a monotonic clock.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -169,7 +169,7 @@ class Notices:
 
     def __call__(self, event: Event) -> None:
         """Print *event* if it is such a notice."""
-        is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
+        is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks publish it too
         if not isinstance(event, _NOTICED) or not is_news:
             return
         kind = wire_name_of(event)
@@ -181,7 +181,7 @@ class Notices:
         warn(event_line(event)[:_LONGEST_LINE])
 
     def close(self) -> None:
-        """Say how many lines were left out at last."""
+        """Print how many lines were left out since the last one of each type."""
         for kind in sorted(self._left_out):
             self._say_left_out(kind)
 

@@ -1,4 +1,4 @@
-"""Parsing the command line, and what every command does about errors."""
+"""The command-line parser, and the error handling that all commands share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _COMMANDS: Final = {
     "ctl": (_ctl, "runs/ status"),
     "keys": (_keys, "new keys/"),
 }
-"""In the order of the help: by name its module, and the arguments of its example."""
+"""The commands in the order of the help: the module and the example's arguments of each."""
 _SIMILAR: Final = {
     **dict(zip("▁▂▃▄▅▆▇█", "__..--=#", strict=True)),
     "…": ".",
@@ -74,14 +74,15 @@ _SIMILAR: Final = {
     "▒": ":",
     "→": ">",
 }
-"""For terminals without these signs: one of ASCII for each, so that columns stay where they are."""
+"""For terminals that cannot show these characters: an ASCII character for each, so that columns stay aligned."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
     Run the command line *arguments*, those of the process unless given, and return its exit code.
 
-    0 for success, 1 if a command has something to object to, 2 for what cannot be read, written or understood.
+    It is 0 for success, 1 if a command found a problem, 2 if something cannot be read, written or understood, and 130
+    after Ctrl-C.
     """
     command = "trackside"
     try:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = f"trackside {options.command}"
         codecs.register_error("trackside.similar", _similar)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # A terminal of few letters is no reason to stop.
+            # A character that the terminal cannot show must not end the command.
             sys.stdout.reconfigure(encoding="ascii" if _is_ascii_terminal() else None, errors="trackside.similar")
         code: int = options.run(options)
         sys.stdout.flush()
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNREADABLE
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         _give_up_stdout()
         return 0
     except OSError as error:
@@ -118,7 +119,7 @@ def _is_ascii_terminal() -> bool:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse *arguments*; an error shows how its command is used, not how all of them are."""
+    """Parse *arguments*; an error shows the usage of its command, not that of ``trackside``."""
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -176,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints what completes the command in a shell, and leaves."""
+    """Prints the shell completion script, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, _namespace: object, values: object, _option: str | None = None

@@ -46,7 +46,11 @@ class CircuitBreaker:
         self._log = RateLimitedLog()
 
     def is_open(self) -> bool:
-        """Return whether to leave the handler alone now; after its time one caller gets False, to try it."""
+        """
+        Return whether the handler must not be called now.
+
+        When its time is over, one caller gets False, and tries it.
+        """
         until = self.open_until_ns
         if until is None:
             return False
@@ -64,8 +68,8 @@ class CircuitBreaker:
 
         Args:
             error: What the handler raised.
-            successes: How often the handler has succeeded so far; if that grew since the last failure, this is the
-                first in a row.
+            successes: How often the handler has succeeded so far; if this grew since the last failure, the present
+                failure begins a new row.
 
         Returns:
             The event to publish if the handler is suspended from now on, else None.
@@ -96,13 +100,13 @@ class CircuitBreaker:
             self.open_until_ns = clock.monotonic_ns()
 
     def close(self) -> None:
-        """Trust the handler again after it succeeded."""
+        """Close the circuit, after the handler succeeded."""
         self.open_until_ns = None
         self._is_half_open = False
         self._failures = 0
         self._open_ns = FIRST_OPEN_NS
 
     def report(self, error: BaseException) -> None:
-        """Report *error* at most once a minute; this alone, without `record_failure`, counts nothing."""
+        """Report *error*, at most once a minute, without counting it as a failure."""
         self.last_error = described(error)
         self._log.complain("handler %s failed: %s; training goes on", self.name, self.last_error, error=error)

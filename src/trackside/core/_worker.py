@@ -1,5 +1,5 @@
 """
-Two kinds of thread that others are built on, the event that stops one, and the queue of requests to one.
+The threads that others are built on, a thread's stop event, and a thread's queue of requests.
 
 A `LateThread` is started once, by the first caller that needs it. A `Worker` works at an interval, when there is enough
 to do, and on request; `flush` and `close` wait for it with a ticket.
@@ -28,7 +28,7 @@ class Mailbox(Generic[T]):
     A queue for one thread that reads, which any thread, finalizer or signal handler may put into.
 
     A wait ends when its timeout has passed. Up to Python 3.12 `queue.SimpleQueue` waits for ever if the timeout passes
-    before the thread sleeps, or while a signal handler runs or the interpreter lock is waited for.
+    before the thread sleeps, while a signal handler runs, or while the thread waits for the interpreter lock.
     """
 
     __slots__ = ("_has_news", "_items")
@@ -36,7 +36,7 @@ class Mailbox(Generic[T]):
     def __init__(self) -> None:
         self._items: deque[T] = deque()
         self._has_news = threading.Lock()
-        """Unlocked when something was put in since the reader last looked in vain."""
+        """Unlocked if an item was put in since the reader last found none."""
         self._has_news.acquire()
 
     def put(self, item: T) -> None:
@@ -54,7 +54,7 @@ class Mailbox(Generic[T]):
         Remove and return the oldest item; wait for it for at most *timeout_s* seconds, or for ever if that is None.
 
         Raises:
-            queue.Empty: None came.
+            queue.Empty: No item came in time.
         """
         deadline_s = None if timeout_s is None else deadline_in(timeout_s)
         while True:
@@ -68,9 +68,9 @@ class Mailbox(Generic[T]):
 
 class StopEvent(threading.Event):
     """
-    An event that is set once, for one thread that waits for it.
+    A `threading.Event` that is set once, for one waiting thread.
 
-    A signal handler may set it, or raise while it is being set: no lock is taken in Python, which would stay locked.
+    A signal handler may set it, or raise while it is being set: no Python code takes a lock that could stay locked.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def wait_until_set(stop: threading.Event, timeout_s: float) -> None:
     """
     Wait until *stop* is set, at most *timeout_s* seconds; a signal handler of the waiting thread may set it.
 
-    `threading.Event.wait` takes the lock that `set` takes, so that such a handler would wait for its own thread.
+    `threading.Event.wait` takes the lock that `set` takes, so such a handler would wait for its own thread.
     """
     deadline_s = deadline_in(timeout_s)
     while not stop.is_set() and time.monotonic() < deadline_s:
@@ -121,10 +121,12 @@ class LateThread:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._has_ended = False
-        """`threading` says that a running thread has ended, once a signal handler has raised in its `is_alive`."""
+        """Kept because `Thread.is_alive` says, after a signal handler raised in it, that a running thread has ended."""
 
     def start(self) -> bool:
-        """Start the thread unless it was started; False if none can be started any more: the interpreter ends."""
+        """
+        Start the thread unless it was started; False if no thread can be started because the interpreter is ending.
+        """
         if self._thread is None and self._starting.acquire(blocking=False):
             try:
                 return self._thread is not None or self._start()
@@ -133,7 +135,7 @@ class LateThread:
         return True
 
     def _start(self) -> bool:
-        # Known before it runs, so that an interrupt meanwhile cannot lead to a second one.
+        # The thread is stored before it runs, so that an interrupt in between cannot lead to a second thread.
         self._thread = thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:
             thread.start()
@@ -170,7 +172,7 @@ class LateThread:
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end; return whether it came."""
         thread = self._thread
-        if thread is None or thread.ident is None:  # not yet: its starter is just about to
+        if thread is None or thread.ident is None:  # never started, or another thread is about to start it
             return True
         if self.is_current:
             return False
@@ -193,7 +195,8 @@ class Work(Protocol):
         Process what waits.
 
         Args:
-            insist: A flush or close waits for this round: do not rest after failures, and leave nothing to batch.
+            insist: A flush or close waits for this round: do not pause after a failure, and do not wait for a full
+            batch.
             is_last: The worker closes after this round: release what it holds.
         """
 
@@ -227,7 +230,7 @@ class Worker:
     ends, `flush` and `close` work in their caller's thread.
 
     Args:
-        work: One round; what it raises is reported once a minute, and the thread goes on.
+        work: One round; an error that it raises is reported, at most one a minute, and the thread goes on.
         name: For the thread's name and for reports.
         pause_s: Returns the longest wait before the next round, in seconds; called with `lock` held.
         is_wanted: Returns whether a round is due at once; called with `lock` held.
@@ -236,7 +239,8 @@ class Worker:
     def __init__(
         self, work: Work, *, name: str, pause_s: Callable[[], float], is_wanted: Callable[[], bool] = bool
     ) -> None:
-        # No condition: a signal handler that raises as one is entered, in Python, would leave it locked for ever.
+        # Not a `threading.Condition`: it is entered by Python code, and a signal handler that raises there leaves it
+        # locked.
         self.lock: threading.RLock = threading.RLock()
         self.is_closing: bool = False
         """Whether `close` was called."""
@@ -258,7 +262,7 @@ class Worker:
 
     def start(self) -> bool:
         """Start the thread unless it was started; False if none can be started any more."""
-        with self.lock:  # a flush must not take a thread that is just starting for none
+        with self.lock:  # so that `_request` does not see a starting thread as no thread
             return self._thread.start()
 
     def wake(self) -> None:
@@ -331,7 +335,7 @@ class Worker:
                 tickets.append(request)
 
     def _dismiss(self) -> None:
-        """Release those that no round is done for any more."""
+        """Release the callers for which no further round will be done."""
         with contextlib.suppress(queue.Empty):
             while True:
                 request = self._requests.get(0.0)

@@ -52,14 +52,14 @@ _STAMPS: Final = ("_source", "_seq")
 """The slots of an event besides its fields; the decoder writes them."""
 _MAX_LEARNED: Final = 64
 _MAX_LEARNED_CELLS: Final = 4096
-"""Of the combinations of types that one decoder remembers: a stream needs a few, a hostile one would have many."""
+"""Limits of the combinations of types that one decoder remembers: a stream needs few, a hostile one could send many."""
 
 _KINDS: Final = {type(None): 1, bool: 2, int: 4, float: 8, str: 16, bytes: 32, list: 64, dict: 128}
 """The kinds of values that the compiled decoder distinguishes."""
 _ANY_KIND: Final = 255
 
 _FEW: Final = 16
-"""Fewer rows are decoded one by one: looking at columns has a price of its own."""
+"""Fewer rows than this are decoded one by one: decoding by column has a fixed cost."""
 
 _new = object.__new__
 
@@ -70,18 +70,18 @@ class _UnsoundError(Exception):
 
 @attrs.frozen(eq=False, repr=False)
 class _Plan(Value):
-    """The way from rows of one combination of value types to events."""
+    """The steps that turn rows with one combination of value types into events."""
 
     nested: tuple[int, ...]
-    """The columns that hold a list or a map which nothing else looks into."""
+    """The columns that hold a list or a map which no conversion checks."""
     converted: tuple[tuple[int, Callable[[Any], Any]], ...] = ()
-    """The columns whose values are not yet known to be of the declared type, and what makes them so."""
+    """The columns whose values may not be of the declared type, each with the function that converts them."""
     pick: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
     """Takes the values out of a row in the order of the class's fields; None where the row becomes an unknown event."""
 
 
 class RowDecoder:
-    """Decodes the rows of one schema, as some other process of some other version wrote it."""
+    """Decodes the rows of one schema, which another version of the program may have written."""
 
     __slots__ = (
         "_cls",
@@ -144,7 +144,9 @@ class RowDecoder:
         return cls if fits else None
 
     def _prepare(self, cls: Any) -> None:
-        """Find out where in a row, followed by the defaults of the fields it lacks, each field of *cls* stands."""
+        """
+        Find the index of each field of *cls* in a row to which the defaults of the fields that it lacks are appended.
+        """
         places = {name: column for column, name in enumerate((*ENVELOPE, *self._names), start=2)}
         constants: list[Any] = []
         for field in fields_in(cls):
@@ -159,7 +161,9 @@ class RowDecoder:
         self._pick = itemgetter(*(places[field.name] for field in fields_in(cls)))
 
     def _layout(self, layout: Callable[..., Any]) -> Any:
-        """Return how the compiled decoder makes events of plain rows; of a class that does more, it makes none."""
+        """
+        Return the compiled decoder's layout; without a class, and so for rows only, if building an event does more.
+        """
         if self._pick is None:
             return layout(self.width)
         stored = {field.name for field in fields_in(self._cls)}
@@ -213,12 +217,12 @@ class RowDecoder:
         """
         Rebuild the events of *rows*, which are of this schema and whose widths were checked; number them.
 
-        Rows of one combination of types, as nearly all are, are taken by column, which C does, and not by row.
+        If all rows have one combination of types, as is usual, they are decoded by column, in functions written in C.
 
         Args:
             rows: The rows, in order; with numbers that are added to *first_seq*.
             first_seq: The first number of their frame.
-            source: Whose they are.
+            source: The source that the events get.
 
         Raises:
             DecodeError: as `decode`.
@@ -249,7 +253,7 @@ class RowDecoder:
         try:
             for column, convert in plan.converted:
                 columns[column] = list(map(convert, columns[column]))
-        except Exception:  # of one row; which, is found out one by one
+        except Exception:  # one row has a bad value; decoding row by row finds it
             return None
         picked = plan.pick([*columns, *map(repeat, self._constants)])
         events: list[Event] = list(map(_new, repeat(self._cls, len(rows))))  # type: ignore[arg-type]
@@ -305,7 +309,7 @@ class RowDecoder:
         return event
 
     def _structured(self, cls: type[Event], row: Sequence[Any]) -> Event:
-        """Build the event as anyone would: with the class's own converters, validators and defaults."""
+        """Build the event by calling its class, with the class's own converters, validators and defaults."""
         wire = dict(zip((*ENVELOPE, *self._names), row[2:], strict=True))
         hints = dict(zip(self._names, self._hints, strict=True))
         given: dict[str, Any] = {}
@@ -333,7 +337,7 @@ def _is_transparent(cls: Any) -> bool:
     """Return whether building a *cls* does nothing but set its fields."""
     return (
         cls.__attrs_post_init__ in _ENVELOPES
-        and not hasattr(cls, "__attrs_init__")  # where attrs puts its own if the class has another
+        and not hasattr(cls, "__attrs_init__")  # attrs names its initializer so if the class has another `__init__`
         and cls.__setattr__ is object.__setattr__
         and all(field.validator is None and field.converter is None for field in fields_in(cls))
         and not any(field.name in _STAMPS for field in fields_in(cls))
@@ -341,7 +345,7 @@ def _is_transparent(cls: Any) -> bool:
 
 
 def _default(field: attrs.Attribute[Any]) -> Any:
-    """Return the value of a *field* that a row lacks; what is open in the reader is around no event of a writer."""
+    """Return the value of a *field* that a row lacks; never that of a span which is open in the reading process."""
     return 0 if field.default is FROM_AMBIENT else field.default
 
 
@@ -355,10 +359,10 @@ def _is_as_read(value: Any, hint: Any) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _admitted(hint: Any) -> tuple[int, int, int]:
     """
-    Return the kinds of values that are as *hint* asks without conversion: of a field's, a list's elements, a map's.
+    Return the kinds of values that *hint* takes as they are: of the field, of a list's elements, of a map's values.
 
-    They are those for which `_is_as_read` and `_conversion` leave the value as it is. Of a list or map in a union
-    that is so only where no other option could take it.
+    They are those for which `_is_as_read` and `_conversion` leave the value as it is. In a union, lists and maps count
+    only if each is declared once and all other options are scalars.
     """
     if hint in _ANYTHING:
         return _ANY_KIND, _ANY_KIND, _ANY_KIND
@@ -381,7 +385,7 @@ def _admitted(hint: Any) -> tuple[int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _conversion(hint: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a value read from the wire what *hint* asks for, or raises."""
+    """Return a function that converts a value from the wire to the type *hint*, or raises."""
     kind, options = typing.get_origin(hint), typing.get_args(hint)
     wanted = options[-1] if options else None
     allowed = frozenset(typing.get_args(wanted) if is_union(wanted) else (wanted,))
@@ -405,7 +409,7 @@ def _conversion(hint: Any) -> Callable[[Any], Any]:
 @functools.lru_cache(maxsize=4096)
 def _filler(cls: Any, more: tuple[str, ...] = ()) -> Callable[..., None]:
     """
-    Return a function that sets all fields of a *cls*, and what *more* it has, given in order after the event.
+    Return a function of an event of *cls* and the values, in order, of all its fields and then of the slots *more*.
 
     It is the constructor of a class with the same fields, as attrs writes it: setting them in a loop takes three
     times as long.
@@ -458,7 +462,8 @@ class FrameDecoder:
     Decodes frames of any number of sources.
 
     Remembers who the sources are: from `introduce` (a file's header, a snapshot) or from the `SourceStarted` in
-    their own streams; and how to decode the schemas it has met. What it remembers is bounded. For one thread.
+    their own streams; and how to decode the schemas it has met. What it remembers is bounded. Only one thread may
+    use it.
     """
 
     def __init__(self) -> None:
@@ -467,7 +472,7 @@ class FrameDecoder:
         self._decoders: Memo[tuple[str, int, tuple[str, ...]], RowDecoder] = Memo(_SCHEMAS_BYTES)
 
     def introduce(self, source: Source) -> None:
-        """Let events of this source's id carry *source*, or the object that they carry if it is equal."""
+        """Give later events with this source's id the object *source*, or the known one if that is equal."""
         # A log repeats its header every few MiB, and two objects are compared for each event that is grouped by source.
         if self._sources.get(source.id) != source:
             self._sources.put(source.id, source, weigh(attrs.astuple(source)))
@@ -479,7 +484,7 @@ class FrameDecoder:
         Raises:
             DecodeError: if any part of it is malformed; then nothing of it is used.
         """
-        # With the compiled decoder the rows are read from the bytes, and what stands before them as without it.
+        # The compiled decoder reads only the rows from the bytes; the parts before them are read in Python.
         offset = -1 if self._native is None else self._native.rows_offset(data)
         version, source_id, first, last, dropped, schemas, rows = _parts(
             data if offset < 0 else data[:offset] + _NO_ROWS
@@ -509,7 +514,8 @@ class FrameDecoder:
         for schema in schemas:
             try:
                 number, name, version, names = schema
-                # A remembered schema was checked; but 1.0 and True are equal to 1.
+                # A remembered schema was checked before; but 1.0 and True equal 1 as a key, so the types are checked
+                # here.
                 key = (name, version, tuple(names))
                 decoder = self._decoders.get(key) if type(version) is int and type(names) is list else None
                 if decoder is None:
@@ -533,7 +539,7 @@ def _parts(data: bytes) -> Any:
 
 
 def _check_header(version: object, source_id: object, first: object, last: object, dropped: object) -> None:
-    # Nothing here may show what is refused: the text of a list nested a thousand deep is an error of its own.
+    # No message here shows the refused value: formatting a list that is nested a thousand deep would itself raise.
     if type(version) is not int:
         raise DecodeError("a frame begins with its version")
     if version != FRAME_VERSION:
@@ -552,7 +558,7 @@ def _check_header(version: object, source_id: object, first: object, last: objec
 def _completed(
     events: list[Any], rest: Mapping[Any, list[Any]], decoders: Mapping[Any, RowDecoder], first: int, source: Source
 ) -> list[Event]:
-    """Return the *events* with one in place of each row that is no plain one; by type these are the *rest*."""
+    """Return *events* with each row replaced by its event; *rest* has these rows by the number of their schema."""
     if not rest:
         return events
     made = {number: iter(decoders[number].decode_all(rows, first, source)) for number, rows in rest.items()}
@@ -577,12 +583,12 @@ def _decode_rows(
 
 
 def _grouped(rows: list[Any], decoders: Mapping[Any, RowDecoder]) -> dict[Any, list[Any]]:
-    """Return the *rows* of each type by its number, after a look at their widths."""
+    """Return the *rows* of each type by its number; raise if a row's width is not that of its schema."""
     if not _LISTS.issuperset(map(type, rows)):
         raise DecodeError("a row is a list")
     try:
         numbers = set(map(_first, rows))
-    except (TypeError, IndexError):  # a list or a map, or an empty row
+    except (TypeError, IndexError):  # a number that is a list or a map, or an empty row
         numbers = {None}
     if not numbers <= decoders.keys():
         raise DecodeError("a row is of no type of its frame")
@@ -607,7 +613,7 @@ def _check_order(rows: list[Any], first: int, last: int) -> None:
 
 
 def _described_source(events: list[Event], source: Source) -> Source:
-    """Return *source* as the first `SourceStarted` of *events* describes it, and let those from there on carry it."""
+    """Return *source* as the first `SourceStarted` in *events* describes it, which later events then carry."""
     place = next((place for place, event in enumerate(events) if type(event) is SourceStarted), None)
     if place is not None:
         started: SourceStarted = events[place]  # type: ignore[assignment]
@@ -624,7 +630,7 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """A table of bounded weight; what was not used for longest is forgotten first."""
+    """An LRU cache, bounded by the weight of its values."""
 
     def __init__(self, capacity: int) -> None:
         self.weight = 0

@@ -109,7 +109,7 @@ class TestWhatComes:
         read_until(viewer, lambda events: numbers(events) == [0])
         job.close()
 
-        with pytest.raises(UnreadableError, match="no job that publishes"):
+        with pytest.raises(UnreadableError, match="no publishing job"):
             trackside.attach(socket_directory.as_posix())
 
     def test_left_by_a_killed_job(self, jobs, socket_directory):
@@ -117,7 +117,7 @@ class TestWhatComes:
         job = jobs(models=False)
         job.kill()
 
-        with pytest.raises(UnreadableError, match="no job that publishes"):
+        with pytest.raises(UnreadableError, match="no publishing job"):
             trackside.attach(socket_directory.as_posix())
 
 

@@ -1,4 +1,4 @@
-"""The session of a viewer with a stream: the state of a run as its collectors stored it, and what is published then."""
+"""The session of a viewer with a stream: a run's state as its collectors stored it, and the later frames."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class StreamSession:
     The part of an `Attachment` that reads a stream. For one thread; a thread of its own waits for messages.
 
     Collectors store a state in one piece with its place in the stream, so nothing is missing between the state and the
-    first frame. Of a run of which they have stored nothing the models begin with its first message.
+    first frame. If they have stored nothing of a run, the models begin with its first message.
 
     Args:
-        endpoint: The address of the stream, of a run or of a rank, also with a time.
+        endpoint: The address of the stream, of a run or of a rank; ``?since=TIME`` may follow it.
         models: The names of the models whose states to begin with.
-        begin: Given these states, and the place of each source there.
+        begin: Called with a snapshot of these states and of each source's position, if *models* are named.
         deliver: Called with each frame in its turn.
 
     Raises:
-        ConfigError: *endpoint* is no such address, or *models* are named and it is not that of a run.
-        UnreadableError: The server does not answer, has no such stream, or a state that cannot be read.
+        ConfigError: *endpoint* is not such an address; or *models* are named and it is not a run's, or has a time.
+        UnreadableError: The server does not answer or has no such stream, or the stored state cannot be read.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class StreamSession:
         )
         self._arrived: queue.Queue[StreamMessage] = queue.Queue(_WAITING_MESSAGES)
         self._has_arrived = threading.Event()
-        # The thread knows nothing of the session, and so of the viewer: it ends when the viewer is dropped, too.
+        # The thread refers neither to the session nor to the viewer, so it also ends when the viewer is
+        # garbage-collected.
         to_read = self._messages.read_from(first, created)
         given = (self._messages, to_read, self._arrived, self._has_arrived, self._stop)
         self._reader = threading.Thread(target=_read, args=given, name="trackside-stream", daemon=True)
@@ -105,7 +106,7 @@ class StreamSession:
         return self._arrived.empty() and time.monotonic() - self._messages.answered_s > _SILENT_S
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a message has arrived, or time is out."""
+        """Wait until a message has arrived, at most *timeout_s* seconds."""
         self._has_arrived.wait(timeout_s)
 
     def receive(self) -> int:

@@ -888,7 +888,7 @@ def find_endpoints(directory: str | os.PathLike[str]) -> list[str]:
     live = [endpoint for endpoint in found if endpoint and (not endpoint.startswith("ipc:") or is_served(endpoint))]
     if not live:
         raise UnreadableError(
-            str(where), "no job that publishes runs there", "start it with remote=Remote(publish=True)"
+            str(where), "no publishing job is running there", "start it with remote=Remote(publish=True)"
         )
     return live
 
