@@ -626,7 +626,8 @@ class Bus(Closing):
         """
         Start anew in a forked child: empty queue, zero counts, no models or sinks.
 
-        Callables stay, and so do frame sinks that go along. No thread, lock or file of the parent is used. ``TRACKSIDE_FORK=off`` closes the bus instead.
+        Callables stay, and so do frame sinks that go along. No thread, lock or file of the parent is used.
+        ``TRACKSIDE_FORK=off`` closes the bus instead.
         """
         if os.environ.get("TRACKSIDE_FORK") == "off":
             self._is_closed = self._is_over = True
