@@ -449,7 +449,7 @@ class RemoteAccess:
         publisher = Publisher(
             endpoint,
             subscribe=subscribe,
-            look=bus.at_barrier,
+            at_barrier=bus.at_barrier,
             status=lambda: read_status(bus),
             on_verb=on_verb,
             ring_bytes=self._ring_bytes,

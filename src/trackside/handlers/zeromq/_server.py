@@ -979,7 +979,7 @@ class Publisher(Closing):
         endpoint: The endpoint for viewers: ``ipc:///path``, in a directory that is this user's alone, or
             ``tcp://host:port`` with *keys*. With *connects*, the collector to connect to.
         subscribe: Subscribes a frame sink with a filter, and returns a function that ends the subscription.
-        look: Has the dispatcher call a function at one place of the stream, as `Bus.at_barrier` does.
+        at_barrier: Has the dispatcher call a function at one place of the stream, as `Bus.at_barrier` does.
         connects: Connect to a collector instead of binding, and offer all events from the beginning.
         keys: A directory of keys, as `trackside keys new` makes it.
         insecure: Allow an endpoint without keys where they are required.
@@ -996,7 +996,7 @@ class Publisher(Closing):
         endpoint: str,
         *,
         subscribe: Callable[[ViewerStream, Filter], Callable[[], object]],
-        look: Callable[[Callable[[Any], object]], object],
+        at_barrier: Callable[[Callable[[Any], object]], object],
         connects: bool = False,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -1004,8 +1004,8 @@ class Publisher(Closing):
         on_verb: Callable[[bytes, Verb, str], object] | None = None,
         ring_bytes: int = RING_BYTES,
     ) -> None:
-        self._subscribe = subscribe
-        self._look = look
+        self._subscribe_to_bus = subscribe
+        self._at_barrier = at_barrier
         self._status = status
         self._pid = os.getpid()
         self._connection = Connection(endpoint, binds=not connects, role="rank", keys=keys, insecure=insecure)
@@ -1051,7 +1051,7 @@ class Publisher(Closing):
         taker = kind(ring, self._connection.wake)
         if isinstance(taker, CollectorStream):
             self._promised = taker
-        return self._subscribe(taker, wanted)
+        return self._subscribe_to_bus(taker, wanted)
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
         """Have the dispatcher dump the models; see `StreamProvider`."""
@@ -1062,7 +1062,7 @@ class Publisher(Closing):
             snapshot = Snapshot(places, dump_models(view.models, names), clock.now_ns())
             done(ReadySnapshot.take(snapshot, ring, self._trouble))
 
-        self._look(act)
+        self._at_barrier(act)
 
     def status(self) -> dict[str, Any]:
         """Return the job's status; see `StreamProvider`."""
