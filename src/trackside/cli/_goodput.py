@@ -216,7 +216,7 @@ class Reading:
     missing: int = 0
     """Events that are known to be in none of the files."""
     records: int = 0
-    """Of ml-goodput-measurement."""
+    """The records of ml-goodput-measurement."""
     ideal_is_given: bool = False
 
 

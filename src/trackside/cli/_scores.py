@@ -33,7 +33,7 @@ from trackside.report._whatif import kind_of
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _MOST_RANKS: Final = 32
 _ENDS: Final = 10
-"""Of more ranks than fit, so many of the worst and of the best are shown."""
+"""The number of the worst and of the best ranks that are shown if not all fit."""
 
 _REFERENCES: Final = {RELATIVE: "the fastest rank's time", INDIVIDUAL: "the rank's shortest time so far"}
 

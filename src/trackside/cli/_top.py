@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             if press() == "q":
                 return 0
             is_news, is_whole = top.is_ready and not is_whole, top.is_ready
-            # Of a log that is not read to its end yet, ranks would be said to be silent that are not.
+            # If a log were not read to its end yet, ranks would be shown as silent that are not.
             if (time.monotonic() >= due_s and is_whole) or is_over or is_news:
                 show(top.view(time.time_ns()))
                 due_s = time.monotonic() + every_s

@@ -864,7 +864,7 @@ def read_report(
     Args:
         paths: Log files, or directories with such at any depth.
         session: Its tag or, without one, its run id; the one that started last unless given.
-        run: Of the session, this run alone, by its id; all of its runs unless given.
+        run: The id of the one run of the session to read; all of its runs unless given.
         baseline: Logs of runs that this one is expected to match.
         progress: Called with how far the reading is.
 

@@ -77,7 +77,7 @@ class Comparison:
     """The rows that the verdict is made of: typical and mean step time, and goodput."""
     buckets: tuple[Row, ...]
     parts: tuple[Row, ...]
-    """Of a step, the spans or sections that both have."""
+    """The spans or sections of a step that both have."""
     settings: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
     """The hyper-parameters that differ, by name: the values in the runs before and after, none where it was not set."""
     notes: tuple[str, ...]

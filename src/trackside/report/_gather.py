@@ -427,7 +427,7 @@ class Watched:
     tokens: int = 0
     events: int = 0
     counts: dict[str, Any] = attrs.field(factory=dict)
-    """Of the bus, as the last heartbeat reported them."""
+    """The counts of the bus, as the last heartbeat reported them."""
     memory: dict[str, Trace] = attrs.field(factory=dict)
     """By name, the counters whose unit is bytes."""
     lengths: StepLengths | None = None
@@ -446,7 +446,7 @@ class Watched:
     stalls: list[Stall] = attrs.field(factory=list)
     """The latest of them."""
     standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
-    """Of saves and evaluations, by kind: when the first one began, in ns since the epoch, and how long they took."""
+    """For saves and evaluations, by kind: the start of the first one, in ns since the epoch, and how long they took."""
 
     @property
     def is_rank(self) -> bool:
@@ -555,7 +555,7 @@ class Gatherer:
         self.levels: dict[str, Bins] = {}
         """By name, where counters stood, and the values that `trackside.metrics` recorded."""
         self.latest: dict[str, tuple[int, float]] = {}
-        """Of these values the latest by name: its time, in ns since the epoch, and the value."""
+        """The latest of these values by name: its time, in ns since the epoch, and the value."""
         self.loss = Bins(_COARSE)
         self.marks: list[Mark] = []
         self.marks_left_out = 0
@@ -567,14 +567,14 @@ class Gatherer:
         self.configured: TrainingConfigured | None = None
         self.events = 0
         self.exit_status: int | None = None
-        """Of the program that `trackside run` started; None if it is not known."""
+        """The exit status of the program that `trackside run` started; None if it is not known."""
         self.exits: dict[str, ProcessExited] = {}
-        """Of its processes, by source."""
+        """The exits of its processes, by source."""
         self._leads: dict[tuple[str, int], str] = {}
         self._begun: dict[str, Watched] = {}
         self._iterations: list[IterationEnded] = []
         self._step_times_ns: list[int] = []
-        """Of these iterations, from step to step."""
+        """The times of these iterations, from step to step."""
         self._run: list[Any] = []
         self._is_lead = False
         self._now = Watched(Source.unknown(""))
@@ -788,7 +788,7 @@ class Gatherer:
             self._now.last_step_by_stat[event.name] = self._now.last_step
         if level is None or not event.count or not math.isfinite(level):
             return
-        # Of what `trackside.metrics` records, each value is known, and the window would repeat their mean.
+        # Each value that `trackside.metrics` records is known, and the window would repeat their mean.
         if event.name not in self.latest and not self._add_level(event.name, event.end_ns, level, event.step):
             return
         if event.unit in BYTE_UNITS:

@@ -133,7 +133,7 @@ _LOG_FROM: Final = 8.0
 """From so many times the median on, the axis is logarithmic: one long step would hide all others."""
 _LOG_MARGIN: Final = 0.1
 _LEAST_POWER: Final = sys.float_info.min_10_exp
-"""Of ten, that a float holds in full."""
+"""The least power of ten that a float holds in full."""
 _MOST_MARKS: Final = 150
 _MOST_COLUMNS: Final = 256
 _MOST_NAMES: Final = 32
@@ -200,7 +200,7 @@ def curve(
         kind: The class of the line.
         format_value: Writes a figure with its unit.
         marks: What happened.
-        height: Of the chart, in pixels.
+        height: The height of the chart, in pixels.
         has_zero: Whether the axis begins at zero also where the figures are far above it.
     """
     start, end = points[0][0], points[-1][0]

@@ -21,7 +21,7 @@ import attrs
 LEAST_LATE_NS: Final = 1e6
 """Lateness below a millisecond a step is no evidence on any machine."""
 LEAST_LATE_SHARE: Final = 0.08
-"""Of the usual step; below it few ranks differ without anything being wrong: one of them logs, or has a busier core."""
+"""The share of the usual step below which few ranks differ for no fault: one of them logs, or has a busier core."""
 LEAST_LATE_SHARE_OF_MANY: Final = 0.04
 """The same, of at least eight ranks, whose median is steady."""
 MANY_RANKS: Final = 8
@@ -84,8 +84,8 @@ class LateStretch:
     """Whether one part alone says it: noise of the others hides that all of its time is longer, too."""
     cost_ns: float = 0.0
     """
-    Of a step, what would be saved were it as long as the peers': `level_ns` or, where noise of other parts hides that,
-    in each step as much of the part as the rank was late by.
+    The time that a step would save if the part were as long as the peers': `level_ns` or, where noise of other parts
+    hides that, in each step as much of the part as the rank was late by.
     """
 
 
@@ -320,7 +320,7 @@ def aligned_scores(rows: Rows) -> Scores:
     """
     Return the place of each value among all, after its column's median is taken away (Hodges and Lehmann 1962).
 
-    Of two rows that is Wilcoxon's test of signed ranks, but for half a place.
+    For two rows that is Wilcoxon's test of signed ranks, except for half a place.
     """
     columns = list(zip(*rows, strict=True))
     middles = [statistics.median(column) for column in columns]
@@ -339,7 +339,7 @@ class _Windows:
     """The means of all ranks' steps in windows."""
 
     bounds: Sequence[int]
-    """Of the long windows, in blocks."""
+    """The bounds of the long windows, in blocks."""
     in_long: int
     """Short windows in a long one."""
     long: Rows
@@ -364,7 +364,7 @@ class _Windows:
         Return the first late rank in *of*, the one that is late by most first; empty if none is.
 
         Args:
-            whole: Of all own time: where these windows are of a part of it, the rank must arrive later as well.
+            whole: The windows of all own time: if these windows are of a part of it, the rank must arrive later, too.
             of: The ranks to look at.
             ranks: They and their peers.
             least_ns: What is worth a look.
@@ -420,7 +420,7 @@ class _Windows:
             lasts = max(dependence(inside, *sides), scores.lasts_beside(low, high, margin * self.in_long))
             chance = min(
                 student(inside, [*itertools.chain(*sides)], lasts),
-                # Of regular pauses each long window has as many.
+                # Each long window has as many regular pauses.
                 student(
                     above[first:last],
                     [*itertools.chain(*_beside(above, first, last, margin))],

@@ -184,7 +184,7 @@ class AttemptBar:
     """Those that are not zero, ``PRODUCTIVE`` first, then the largest first. They add up to its time."""
     ranks: int
     first_out: RankRow | None
-    """Of an attempt that did not end well, the rank that fell silent first."""
+    """The rank that fell silent first, if the attempt did not end well."""
     before_start_s: float = 0.0
     """The longest time of a rank's process before the job was started in it, in seconds; in no bucket of this bar."""
 
@@ -207,9 +207,9 @@ class Part:
     kind: str
     """``input``, ``compute``, ``waiting`` or ``other``, by its name."""
     mean_ns: float
-    """Of a step and rank."""
+    """The mean time in a step of a rank."""
     share: float
-    """Of the mean step."""
+    """The share of the mean step, 0 to 1."""
 
 
 @attrs.frozen(kw_only=True)
@@ -381,7 +381,7 @@ class OwnRow:
     """The number of ranks that published some."""
     last_ns: int
     last_step: int
-    """Of the latest one, as its fields in `last`; -1 if it was in no step."""
+    """The step of the latest one, whose fields are in `last`; -1 if it was in no step."""
     last: dict[str, Any]
     levels: dict[str, Points]
     """Its fields that are numbers, over time."""
@@ -418,7 +418,7 @@ class Losses:
     too_late: int
     """Windows that came too late to be scored."""
     unwritten: tuple[Unwritten, ...] = ()
-    """Of each rank that did not end well, in any attempt."""
+    """For each rank that did not end well, in any attempt."""
 
     @property
     def total(self) -> int:
@@ -463,11 +463,11 @@ class Report:
     goodput: GoodputResult
     attempts: tuple[AttemptBar, ...]
     ranks: tuple[RankRow, ...]
-    """Of the last attempt those that are worth a look, at most 64: who died, who is behind, who is slow."""
+    """The ranks of the last attempt that are worth a look, at most 64: dead, behind or slow ones."""
     missing_ranks: tuple[int, ...]
     """Ranks of the last attempt that its launcher started and that left no log."""
     exit_status: int | None
-    """Of the program that `trackside run` started; negative for a signal, None if it is not known."""
+    """The exit status of the program that `trackside run` started; negative for a signal, None if not known."""
     age_s: float
     """The time since the newest event when the report was made."""
     step_time: StepQuantiles
@@ -486,7 +486,7 @@ class Report:
     late: tuple[LateRank, ...]
     """The ranks that others waited for, the most costly first."""
     standstills: tuple[Standstill, ...]
-    """Of saves and of evaluations, where there are such."""
+    """The standstills for saves and for evaluations, where there are such."""
     stalls: tuple[StallRow, ...]
     """The stalls that ranks recorded while no step ended for long."""
     not_finite: NotFinite | None
@@ -496,7 +496,7 @@ class Report:
     shutdown_s: float
     """The time after the last step that is in no bucket of its own, in seconds; 0 where a rank has no good end."""
     first_batch_s: float
-    """Of the first attempt, the longest wait of a rank for its first batch beyond that for a usual one."""
+    """The longest wait of a rank of the first attempt for its first batch, beyond the wait for a usual one."""
     slowdown: Slowdown | None
     growth: tuple[Growth, ...]
     baseline: Difference | None

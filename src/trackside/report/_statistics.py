@@ -11,7 +11,7 @@ import attrs
 
 CONFIDENCE: Final = 0.996
 TAIL_CONFIDENCE: Final = 0.999
-"""Of the interval of a plain mean, which few values may move."""
+"""The confidence of the interval of a plain mean, which few values may move."""
 TRIM: Final = 0.1
 _MOST_VALUES: Final = 4_000
 """Longer series are made means of blocks first, which leaves their mean and its error as they are."""
@@ -34,7 +34,7 @@ def location(values: Sequence[float], trim: float = 0.0) -> Location:
     Return the mean of a stationary series, the share *trim* of it left out at each end, and its standard error.
 
     The error of a mean is the spectral density at frequency zero over the number of values; it is that of an
-    autoregression fitted to the series (Berk 1974; the order by Akaike's criterion). Of a trimmed mean it is that of
+    autoregression fitted to the series (Berk 1974; the order by Akaike's criterion). For a trimmed mean it is that of
     the series with its ends pulled in, over the share that is kept (Huber, Robust Statistics, section 3.3).
 
     Args:
@@ -73,7 +73,7 @@ def _long_run_variance(values: Sequence[float]) -> tuple[float, float]:
     most = min(int(10 * math.log10(count)), count // 4)
     correlations = [math.fsum(map(_product, centred, centred[lag:])) / count for lag in range(most + 1)]
     own = correlations[0]
-    # Of a series that is constant but for rounding nothing can be divided by.
+    # A series that is constant except for rounding has no variance to divide by.
     if own <= (1e-12 * abs(mean)) ** 2:
         return own, own
     best = math.inf

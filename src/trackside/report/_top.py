@@ -45,7 +45,7 @@ _MOST: Final = 50
 _MOST_RUNS: Final = 4
 """Runs of which the history is kept: the directory of a log may hold very many."""
 _MOST_STRETCHES: Final = 256
-"""Of a curve over the whole job: more than a wide screen has columns."""
+"""The stretches of a curve over the whole job: more than a wide screen has columns."""
 _MOST_TILED: Final = 32_768
 """Blocks of steps, or windows of sections, to keep and compare, over all ranks: an answer takes a moment."""
 _COSTS: Final = 10
@@ -79,7 +79,7 @@ class _Process:
     metrics: dict[str, float] = attrs.field(factory=dict)
     """The values that `trackside.metrics` recorded last, by name."""
     figures: TrainingFigures | None = None
-    """Of its last window of steps."""
+    """The figures of its last window of steps."""
     target: int | None = None
     """The number of steps that are to be made in all."""
     dropped: int = 0
@@ -175,7 +175,7 @@ class RankNow:
     cpu: float | None
     """Shares of its device and of one core, 0 to 1 and beyond where a process uses several cores."""
     memory: float | None
-    """Of its device where that is known, else of the process; in bytes."""
+    """The memory in use on its device where that is known, else that of the process; in bytes."""
     parts: dict[str, float]
     """By part of a step, the mean time in it over its last fifty steps, in ns."""
 
@@ -227,19 +227,19 @@ class TopView:
     step_ns: float | None
     """The duration of one: the median of the last fifty of the slowest rank."""
     lengths_ns: tuple[int, ...]
-    """Of the lowest rank's last fifty steps."""
+    """The durations of the lowest rank's last fifty steps."""
     goodput: float | None
     elapsed_s: float
     badput: tuple[tuple[str, float], ...]
     """The buckets that took most, with their share of the time."""
     losses: tuple[float, ...]
-    """Of the lowest rank's last fifty steps that have one."""
+    """The losses of the lowest rank's last fifty steps that have one."""
     step_curve: Curve | None
     loss_curve: Curve | None
-    """Of step times, in ns, and of losses; None where there is none."""
+    """The curves of step times, in ns, and of losses; None where there is none."""
     tokens_per_s: float | None
     mfu: float | None
-    """Of the lowest rank's last window of steps: of all ranks together, and as a share, 0 to 1."""
+    """From the lowest rank's last window of steps: the rate of all ranks together, and a share, 0 to 1."""
     eta_s: float | None
     """The time that the remaining steps will take at this rate; None if their number is not known."""
     rows: tuple[RankNow, ...]

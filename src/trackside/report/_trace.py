@@ -173,7 +173,7 @@ def _by_steps(one: Readings, own: Alignment, reference: Readings, theirs: Alignm
     ends = max(abs(apart), abs(apart + drift * (pairs[-1][0] - origin)), middle)
     if own.by == CLOCK and ends < max(_LEAST_APART_NS, _SPREADS * spread):
         return
-    # Of ranks that do not wait for each other the distance wanders.
+    # If ranks do not wait for each other, the distance between them wanders.
     if spread > max(_LEAST_APART_NS, ends / _SPREADS) or abs(drift) > _MOST_DRIFT:
         return
     own._apart_ns, own._drift, own._origin_ns = apart, drift, origin  # noqa: SLF001  built here

@@ -53,7 +53,7 @@ WAITING_OUTSIDE_FROM: Final = 0.60
 BOUND_FROM: Final = 0.50
 LEAST_COST_S: Final = 0.2
 LEAST_ONCE_S: Final = 3.0
-"""Of what is spent once: starting up, ending."""
+"""The least cost of what is spent once: starting up, ending."""
 LEAST_UNACCOUNTED_S: Final = 1.0
 STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
@@ -1071,7 +1071,7 @@ def _waiting(report: Report) -> _Ruled:
     share = report.waited_share
     if share is None:
         return [], "nothing says where ranks wait for each other"
-    # Of a stretch that no span measures only a part is known to be waiting.
+    # If no span measures the waiting, only a part of the time is known to be waiting.
     threshold = WAITING_FROM if any(part.kind == "waiting" for part in report.parts) else WAITING_OUTSIDE_FROM
     if share < threshold:
         because = f"{words.percent(share)} of a step; from {words.percent(threshold, 0)} on it would be said"

@@ -123,9 +123,9 @@ class StepTiles:
     block: int = 1
     """Steps in a block."""
     places: array[int] = attrs.field(factory=lambda: array("q"))
-    """Of each block, its steps' number over `block`."""
+    """For each block, its index: the number of any of its steps, divided by `block` and rounded down."""
     steps: array[int] = attrs.field(factory=lambda: array("l"))
-    """Of each block, how many steps were recorded."""
+    """For each block, how many of its steps were recorded."""
     took: dict[str, array[float]] = attrs.field(factory=dict)
     """By tile, the ns in it, over all steps of the block."""
     ends: dict[str, array[float]] = attrs.field(factory=dict)
@@ -366,7 +366,7 @@ class LateRank:
     where: str
     """The same place in the step: the part, or what the stretch lies between."""
     own_ns: float
-    """Of a step, what it spent there."""
+    """The time of a step that it spent there."""
     peers_ns: float
     """The same, the median of the ranks that were not late."""
     lateness_ns: float
@@ -444,7 +444,7 @@ class _Grid:
 
     ranks: list[int]
     attempts: list[int]
-    """Of each block, the place of its attempt."""
+    """For each block, the index of its attempt."""
     first_steps: list[int]
     last_steps: list[int]
     counts: list[float]
@@ -509,7 +509,7 @@ def compare_ranks(
     Attempts of the same ranks are one course of steps, so that what began in one and went on in the next is one.
 
     Args:
-        attempts: Of each attempt, in order, the steps of each rank.
+        attempts: The steps of each rank, for each attempt in order.
         waits: Names of parts in which ranks are known to wait for each other.
         hosts: Those of the ranks, each once; the times of ranks on one host are of one clock.
     """
@@ -734,7 +734,7 @@ def _shorter_for_the_late(
             found.append((_order(name), -below, name))
         elif below + above >= least_ns:
             even.append((_order(name), -below, name))
-    # Of two ranks, or where half of them are late, numbers alone do not say who waits.
+    # With two ranks, or if half of them are late, numbers alone do not show which ones wait.
     candidates = found or even
     return [min(candidates)[2]] if candidates else []
 
@@ -826,7 +826,7 @@ def _late(
 
 LEAST_PAUSE_NS: Final = 5e6
 LEAST_PAUSE_SHARE: Final = 0.5
-"""Of the usual step: by so much a pause makes a step longer."""
+"""The share of the usual step by which a pause makes a step longer, at least."""
 LONG_PAUSE_NS: Final = 1e9
 LONG_PAUSE_STEPS: Final = 10
 """Usual steps: by so much, and by `LONG_PAUSE_NS`, a pause makes a step longer that needs no regular interval."""

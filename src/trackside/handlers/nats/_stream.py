@@ -765,7 +765,7 @@ class StreamAddress:
     """
     The place of a stream: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, of a part of it.
 
-    Of a cluster several nodes can be named: ``nats://HOST:PORT,HOST:PORT/STREAM``.
+    It can name several nodes of a cluster: ``nats://HOST:PORT,HOST:PORT/STREAM``.
     """
 
     server: str

@@ -107,7 +107,7 @@ class NatsArchive(Closing):
         A run that cannot be archived is reported in the log, counted as ``failed``, and tried again by the next turn.
 
         Raises:
-            Exception: Of the kinds that the NATS client raises: the runs of the stream are not known.
+            Exception: An error of the NATS client: the runs of the stream are not known.
         """
         amounts = self._connection.call(self._amounts, timeout_s=_REQUEST_S)
         for run, amount in amounts.items():

@@ -566,7 +566,7 @@ def is_served(endpoint: str) -> bool:
 
 
 _EVENT: Final = struct.Struct("=HI")
-"""Of a monitor's message: what happened, and the descriptor of the connection."""
+"""The parts of a monitor's message: the kind of event, and the descriptor of the connection."""
 _ENDPOINT: Final = "inproc://accepted"
 _UNSUBSCRIBED: Final = b"\0"
 _THIS_MACHINE: Final = ""

@@ -29,9 +29,9 @@ from trackside.handlers.zeromq._session import Action, Role, Sessions
 
 _MOST_S: Final = 60.0
 _SHARE: Final = 0.8
-"""Of the time that an asker waits: before it has passed, a failure is reported for every source without a result."""
+"""The share of the asker's waiting time after which every source without a result is reported as failed."""
 _FIRST_NUMBER: Final = 1 << 32
-"""Of verbs that are passed on. `Refused` carries the number of a verb or of a `Subscribe`, which count from 1."""
+"""The first number of verbs that are passed on. `Refused` has a verb's or a `Subscribe`'s number; these begin at 1."""
 _MOST_WAITING: Final = 1024
 _RANK: Final = "rank:"
 _COLLECTOR: Final = "collector"

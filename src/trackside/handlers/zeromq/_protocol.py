@@ -24,15 +24,15 @@ from trackside.wire._values import is_sound, unpack
 MAX_PARTS: Final = 2
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_VERB_BYTES: Final = 4 << 10
-"""Of the head of a verb: every job that it reaches records it."""
+"""The limit of a verb's head: every job that it reaches records it."""
 MAX_BODY_BYTES: Final = 1 << 20
-"""Of one part of a message; every socket refuses larger ones."""
+"""The limit of one part of a message; every socket refuses larger ones."""
 MAX_TEXT: Final = 1024
 """Characters of one text in a message."""
 MAX_NAMES: Final = 64
 """Type names in a filter, models in a request, sources in a verb's target."""
 MAX_RULE_BYTES: Final = 16 << 10
-"""Of a filter's rule."""
+"""The limit of a filter's rule."""
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ RENEW_AT_MOST_S: Final = 30.0
 # --- connections ------------------------------------------------------------------------------------------------------
 
 MAX_VIEWERS: Final = 64
-"""Of one publisher."""
+"""The viewers that one publisher accepts."""
 MAX_COLLECTOR_VIEWERS: Final = 256
 MAX_PRODUCERS: Final = 8192
 """Ranks and forwarders that one collector or forwarder serves."""
@@ -96,7 +96,7 @@ VIEWER_MESSAGES_PER_S: Final = 1000.0
 NEW_STREAMS_PER_S: Final = 16.0
 """Each stream is one of the job's handlers: a viewer that wants another one all the time has to wait."""
 VERBS_PER_S: Final = 2.0
-"""Of one key: each verb is recorded, whether it was allowed or not."""
+"""The verbs that one key may send: each is recorded, whether it was allowed or not."""
 VERBS_AT_ONCE: Final = 20.0
 MAX_ANSWERS: Final = 1 << 16
 """Results of verbs that wait for room on the way to their viewers."""
@@ -104,13 +104,13 @@ MAX_ANSWERS: Final = 1 << 16
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 CHUNK_BYTES: Final = 512 << 10
-"""Of a snapshot, in one message."""
+"""The bytes of a snapshot in one message."""
 MAX_CHUNKS: Final = 4
 """Chunks that are sent for one request."""
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
-"""Of one snapshot, and of all that wait at a source end or are fetched by a viewer end."""
+"""The limit of one snapshot, of all that wait at a source end, and of all that a viewer end fetches."""
 MAX_SOURCES_BYTES: Final = 32 << 20
-"""Of the snapshot of one producer, which lists the sources behind it; enough for 60,000 of them."""
+"""The limit of one producer's snapshot, which lists the sources behind it; enough for 60,000 of them."""
 DISTRUSTED_SNAPSHOT_BYTES: Final = 1 << 20
 """Of the snapshot of a producer that announced one before and did not send it."""
 SNAPSHOT_WITHIN_S: Final = 30.0
@@ -126,7 +126,7 @@ MAX_UNHEARD_SOURCES: Final = 1024
 EVENTS_PER_SOURCE: Final = 200
 """The events that a new source is charged as, to its producer: it is a file, and a line in every snapshot."""
 MAX_OPEN_SPANS_BYTES: Final = 4 << 10
-"""Of the open spans in a heartbeat, as they are kept for when the source falls silent."""
+"""The limit of the open spans of a heartbeat, which are kept for the case that the source falls silent."""
 
 # --- what one producer may use ----------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Hello(Message):
     end: Text
     """`SOURCE_END` or `VIEWER_END`."""
     id: Text
-    """Of this end, random, the same after it has reconnected."""
+    """The id of this end: random, and the same after it has reconnected."""
     text: Text
     """The sender, for people: program, host, process."""
 
@@ -413,7 +413,7 @@ class Beat(Message):
     kind = 8
     stream: Text
     next_index: Whole
-    """Of the next entry that this peer will be sent: a viewer that has fewer has lost some."""
+    """The index of the next entry that this peer will be sent: a viewer that has fewer has lost some."""
     before: Whole
     """Events in all entries before that one."""
     status: Table

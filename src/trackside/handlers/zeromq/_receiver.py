@@ -469,7 +469,7 @@ class StreamConsumer:
         window_bytes: What may be on its way and not acknowledged.
         wanted: What to ask for.
         models: Whose states to ask for.
-        budget: Of the snapshots.
+        budget: The budget of bytes for the snapshots.
     """
 
     send: Callable[[Message], object]
@@ -841,8 +841,8 @@ class Receiver:
         Take in *messages*.
 
         Args:
-            messages: Of each the address that an answer goes to, the parts, and role and fingerprint of the key that
-                its connection was made with: ``rank:0123abcd``.
+            messages: The address for an answer, the parts, and the role and fingerprint of the key of the connection,
+                as in ``rank:0123abcd``, for each message.
         """
         # The clock is read once for each message, as that takes as long as decoding a small one.
         cpu_s: float | None = self._cpu_s()
