@@ -50,6 +50,25 @@ class TestFindFiles:
         assert found == [tmp_path / "1.tslog"]
         assert (problem.where, problem.what) == (str(closed), "Permission denied")
 
+    def test_vanished(self, tmp_path, monkeypatch):
+        """A directory that is removed after its name was read is no problem; the path that was given would be one."""
+        (tmp_path / "1.tslog").touch()
+        (tmp_path / "gone").mkdir()
+        listed = os.scandir
+
+        def scandir(path):
+            if os.fspath(path) == str(tmp_path / "gone"):
+                (tmp_path / "gone").rmdir()
+            return listed(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        assert find_files([tmp_path]) == ([tmp_path / "1.tslog"], [])
+        (tmp_path / "gone").mkdir()
+        found, (problem, empty) = find_files([tmp_path / "gone"])
+        assert found == []
+        assert (problem.where, problem.what) == (str(tmp_path / "gone"), "No such file or directory")
+        assert empty.what == "holds no .tslog file"
+
 
 class TestIdentify:
     def test_header(self, record, tmp_path, source):

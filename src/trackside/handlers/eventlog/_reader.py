@@ -177,6 +177,8 @@ def _copied(address: str, problems: list[UnreadableError]) -> Path:
 
 def _find_below(directory: Path, problems: list[UnreadableError]) -> list[Path]:
     def note(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError) and error.filename != os.fspath(directory):
+            return  # it was removed since its name was read, so it holds nothing that could be missed
         problems.append(UnreadableError(str(error.filename), str(error.strerror), "see that it can be read"))
 
     return sorted(
