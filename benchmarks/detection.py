@@ -22,6 +22,7 @@ FACTOR = 1.3
 NOISE = 0.05
 WINDOWS = 3
 SECTIONS = {"data": 2e6, "forward": 5e6, "backward": 9e6}
+STEP_NS = 20_000_000
 THRESHOLDS = (0.75, 0.85)
 ENTRIES = (1, 2, 5, 10, 15, 20, 30, 100)
 
@@ -75,14 +76,16 @@ def _windows(rng: random.Random, slow: set[int], entries: int) -> Iterator[Secti
 def _window(source: Source, window: int, times: Mapping[str, Sequence[float]]) -> SectionWindow:
     samples = list(times.values())
     counts = [len(sample) for sample in samples]
+    first_step = window * counts[0]
+    last_step = first_step + counts[0] - 1
     event = SectionWindow(
-        at_ns=(window + 1) * 10**9,
+        at_ns=(last_step + 1) * STEP_NS,
         span_id=0,
-        step=window,
+        step=last_step,
         window=window,
-        first_step=window,
-        last_step=window,
-        start_ns=window * 10**9,
+        first_step=first_step,
+        last_step=last_step,
+        start_ns=first_step * STEP_NS,
         names=list(times),
         counts=counts,
         entries=counts,

@@ -134,9 +134,8 @@ def slowness_text(out: Path, report: ScoreReport) -> Iterator[str]:
     yield ""
     slow = [one for one in report.stragglers if one.kind == "relative"]
     for one in slow:
-        is_new = one.since_window == report.window > 0
-        low = "low in this window alone" if is_new else f"low in every window since step {one.since_step}"
-        yield f"rank {one.rank} is slow: {one.what}, score {one.score:.2f}, {low}"
+        since = f"since the window that began at step {one.since_step}"
+        yield f"rank {one.rank} is slow: {one.what}, score {one.score:.2f}, low {since}"
         yield f"  it costs {1e3 * one.lost_s_per_step:.1f} ms a step"
     if not slow:
         yield "nobody is"

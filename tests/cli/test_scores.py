@@ -16,24 +16,32 @@ from windows import kernel_window, section_window
 pytestmark = pytest.mark.once
 
 START_NS = 1_700_000_000 * 10**9
+WINDOW_NS = 100 * 50_000_000
+NO_STRAGGLER = [
+    "stragglers",
+    "  none: a straggler has a low score in 2 windows in a row, and it costs 1 ms and 8 % of a step at least",
+    "  trackside report also compares what is outside of these sections",
+    "",
+]
 
 
 @pytest.fixture
 def runs(tmp_path):
     """
-    Record three windows of three ranks in two stages; rank 1 loads its data at half speed from the second on.
+    Record four windows of three ranks in two stages; rank 1 loads its data at half speed from the second on.
 
-    Rank 2 stops before the last window. No rank has a GPU.
+    Steps take 50 ms. Rank 2 stops before the last window. No rank has a GPU.
     """
     for rank in range(3):
         source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=3, host=f"node-{rank // 2}")
         with FakeClock(START_NS).installed(), Bus(source=source) as bus:
             bus.subscribe(EventLog(tmp_path / "runs"))
             bus.log(GpuTimingUnavailable(reason="no CUDA device"))
-            for window in range(2 if rank == 2 else 3):
+            for window in range(3 if rank == 2 else 4):
                 times = {"data": 20e6 if rank == 1 and window else 10e6, "forward": 30e6}
-                at_ns, stage = START_NS + (window + 1) * 10**9, {"stage": "01"[rank == 1]}
-                bus.log(section_window(times, window=window, steps=100, at_ns=at_ns, groups=stage))
+                start_ns, stage = START_NS + window * WINDOW_NS, {"stage": "01"[rank == 1]}
+                bounds = {"start_ns": start_ns, "at_ns": start_ns + WINDOW_NS}
+                bus.log(section_window(times, window=window, steps=100, groups=stage, **bounds))
     return tmp_path / "runs"
 
 
@@ -44,16 +52,16 @@ class TestText:
 
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.lines == [
-            "run run-1: window 1, steps 100 to 199, attempt 0, 3 of 3 rank(s)",
+            "run run-1: window 2, steps 200 to 299, attempt 0, 3 of 3 rank(s)",
             "",
             "stragglers",
             (
-                "  rank 1 on node-0: section data, relative score 0.500, low in every window since "
-                "step 100 (window 1), 10 ms lost per step"
+                "  rank 1 on node-0: section data, relative score 0.500, low since window 1, which began at step 100; "
+                "10 ms lost per step"
             ),
             (
-                "  rank 1 on node-0: section data, individual score 0.500, low in every window since "
-                "step 100 (window 1), 9.99 ms lost per step"
+                "  rank 1 on node-0: section data, individual score 0.501, low since window 1, which began at step 100;"
+                " 9.98 ms lost per step"
             ),
             "",
             "relative scores, the lowest first: the fastest rank's time over the rank's own",
@@ -64,7 +72,7 @@ class TestText:
             "",
             "individual scores, the lowest first: the rank's shortest time so far over the rank's own",
             "    rank  node                          data           forward",
-            "       1  node-0                       0.500             1.000",
+            "       1  node-0                       0.501             1.000",
             "       0  node-0                       1.000             1.000",
             "       2  node-1                       1.000             1.000",
             "",
@@ -74,10 +82,11 @@ class TestText:
         ]
 
     def test_one_window(self, command, runs):
-        """--window shows any window, also one without stragglers."""
-        lines = command("scores", runs, "--window", "0").lines
-        assert lines[0] == "run run-1: window 0, steps 0 to 99, attempt 0, 3 of 3 rank(s)"
-        assert lines[3] == "  none in these sections; trackside report also looks at what is outside of them"
+        """--window shows any window, also one without stragglers, as the first in which a rank is slow."""
+        for window, steps in enumerate(("0 to 99", "100 to 199")):
+            lines = command("scores", runs, "--window", str(window)).lines
+            assert lines[0] == f"run run-1: window {window}, steps {steps}, attempt 0, 3 of 3 rank(s)"
+            assert lines[2:6] == NO_STRAGGLER
 
     def test_short_rest(self, command, tmp_path):
         """A last window of two steps, after one of a hundred, is shown only when it is asked for."""
@@ -97,8 +106,8 @@ class TestText:
 
     def test_open_window(self, command, runs):
         """A window that lacks some ranks says so, and names them."""
-        lines = command("scores", runs, "--window", "2").lines
-        assert lines[0] == "run run-1: window 2, steps 200 to 299, attempt 0, 2 of 3 rank(s), still open"
+        lines = command("scores", runs, "--window", "3").lines
+        assert lines[0] == "run run-1: window 3, steps 300 to 399, attempt 0, 2 of 3 rank(s), still open"
         assert "  all: rank silent, rank(s) 2" in lines
 
     def test_group(self, command, runs):
@@ -118,18 +127,21 @@ class TestWaiting:
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2, host="node-1")
             with FakeClock(START_NS).installed(), Bus(source=source) as bus:
                 bus.subscribe(EventLog(tmp_path / "runs"))
-                bus.log(section_window({"all_reduce": exchange_ns, "forward": forward_ns}, steps=20, at_ns=START_NS))
+                for window in range(2):
+                    times = {"all_reduce": exchange_ns, "forward": forward_ns}
+                    bounds = {"start_ns": START_NS, "at_ns": START_NS + 20 * 31_000_000}
+                    bus.log(section_window(times, window=window, steps=20, **bounds))
         # 1/26 and 5/30 of the fastest.
         assert command("scores", tmp_path).lines[1:9] == [
             "",
             "stragglers",
             (
-                "  rank 1 on node-1: section forward, relative score 0.167, low in every window since "
-                "step 0 (window 0), 25 ms lost per step"
+                "  rank 1 on node-1: section forward, relative score 0.167, low since window 0, which began at step 0; "
+                "25 ms lost per step"
             ),
             "",
             "not slow, but waiting for others",
-            "  rank 0 on node-1: section all_reduce, relative score 0.038, low in every window since step 0 (window 0)",
+            "  rank 0 on node-1: section all_reduce, relative score 0.038",
             "",
             "relative scores, the lowest first: the fastest rank's time over the rank's own",
         ]
@@ -164,21 +176,32 @@ class TestWaiting:
 
 class TestJson:
     def test_all_windows(self, command, runs):
-        """Every window is printed, with scores, reasons and the four kinds of stragglers."""
+        """Every window is printed, with scores, reasons, stragglers, and the ranks below NVRx's four thresholds."""
         windows = json.loads(command("scores", runs, "--json").out)["windows"]
 
-        assert [window["steps"] for window in windows] == [[0, 99], [100, 199], [200, 299]]
+        assert [window["steps"] for window in windows] == [[0, 99], [100, 199], [200, 299], [300, 399]]
         assert windows[1]["relative"] == {
             "sections": {"data": {"0": 1.0, "1": 0.5, "2": 1.0}, "forward": {"0": 1.0, "1": 1.0, "2": 1.0}},
             "gpu": {"0": None, "1": None, "2": None},
         }
-        assert windows[1]["stragglers"] == {
+        assert windows[1]["stragglers"] == []
+        assert windows[2]["stragglers"][0] == {
+            "rank": 1,
+            "node": "node-0",
+            "kind": "relative",
+            "what": "section data",
+            "score": 0.5,
+            "lost_s_per_step": 0.01,
+            "since_window": 1,
+            "since_step": 100,
+        }
+        assert windows[1]["below_threshold"] == {
             "straggler_gpus_relative": [],
             "straggler_gpus_individual": [],
             "straggler_sections_relative": {"data": [{"rank": 1, "node": "node-0"}]},
             "straggler_sections_individual": {"data": [{"rank": 1, "node": "node-0"}]},
         }
-        assert {"rank": 2, "what": "all", "why": "rank silent"} in windows[2]["missing"]
+        assert {"rank": 2, "what": "all", "why": "rank silent"} in windows[3]["missing"]
 
     def test_one_window(self, command, runs):
         """One window can be asked for."""
@@ -204,4 +227,4 @@ class TestErrors:
         """Unreadable files are reported, after everything that can be read."""
         outcome = command("scores", runs, unreadable)
         assert outcome.code == 2
-        assert outcome.lines[0].startswith("run run-1: window 1")
+        assert outcome.lines[0].startswith("run run-1: window 2")

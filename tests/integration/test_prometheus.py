@@ -120,7 +120,7 @@ class TestNumbers:
     def test_scores(self, prometheus, sink, port, eventually):
         """The scores of 64 ranks are the lowest, the 5th and the 50th percentile, and the eight worst by name."""
         source = Source(run_id="run")
-        for report in straggler_reports(64, slow={17}):
+        for report in straggler_reports(64, slow={17}, windows=2):
             sink(of(source, report))
         server = prometheus(port)
         eventually(lambda: server.query("trackside_straggler_score"), what="it was scraped")
@@ -132,6 +132,8 @@ class TestNumbers:
         assert len(server.query("trackside_straggler_worst_score")) == 8
         first = min(worst, key=lambda one: one[1])
         assert (first[0]["rank"], first[0]["host"], first[1]) == ("17", "node2", 0.5)
+        ((labels, lost_s),) = server.query(f"trackside_straggler_lost_seconds{{{relative}}}")
+        assert (labels["rank"], lost_s) == ("17", pytest.approx(1e-3, rel=1e-12))
 
     def test_ranks(self, prometheus, sink, port, eventually):
         """Over a whole job, counts are sums over the ranks, and the rank that is silent for longest is shown."""

@@ -73,12 +73,18 @@ def window_fields(
     return {**place, "start_ns": window * S, "at_ns": (window + 1) * S, "names": list(times), **columns, **fields}
 
 
-def straggler_reports(ranks: int, slow: Container[int] = ()) -> list[StragglerReport]:
-    """Return the reports on ranks of which each takes 1 ms for its forward pass, and the *slow* ones 2 ms."""
+def straggler_reports(ranks: int, slow: Container[int] = (), windows: int = 1) -> list[StragglerReport]:
+    """
+    Return the reports on ranks of which each takes 1 ms for its forward pass, and the *slow* ones 2 ms.
+
+    Steps take 10 ms.
+    """
     found: list[Event] = []
     aggregator = ScoreAggregator(publish=found.append)
-    for rank in range(ranks):
-        source = Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}")
-        window = section_window({"forward": 2e6 if rank in slow else 1e6 + rank})
-        aggregator(recorded(window, source=source))
+    sources = [Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}") for rank in range(ranks)]
+    for number in range(windows):
+        for rank, source in enumerate(sources):
+            times = {"forward": 2e6 if rank in slow else 1e6 + rank}
+            window = section_window(times, window=number, steps=10, start_ns=0, at_ns=S // 10)
+            aggregator(recorded(window, source=source))
     return [report for report in found if isinstance(report, StragglerReport)]

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import attrs
+
 from trackside.cli._print import add_paths, json_text, readable, report_unread
 from trackside.core import text as words
 from trackside.core.text import printable, ranges
@@ -21,14 +23,17 @@ from trackside.events import (
 from trackside.handlers import replay
 from trackside.handlers.models.scores import (
     INDIVIDUAL,
+    LEAST_WINDOWS,
     RELATIVE,
     KindScores,
     Missing,
     ScoreAggregator,
     ScoreReport,
     Straggler,
+    Thresholds,
+    below,
 )
-from trackside.report._whatif import kind_of
+from trackside.handlers.models.steps import LEAST_LATE_NS, WAITING, kind_by_name, least_late_share
 
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _MOST_RANKS: Final = 32
@@ -40,7 +45,10 @@ _REFERENCES: Final = {RELATIVE: "the fastest rank's time", INDIVIDUAL: "the rank
 Add = Callable[[str, ScoreReport], None]
 
 HELP = "say which rank is slow, where and since when"
-DESCRIPTION = "Compare what the ranks measured of their sections and kernels; scores below 0.75 are stragglers'."
+DESCRIPTION = (
+    "Compare what the ranks measured of their sections and kernels. A straggler has a score below 0.75 in two windows "
+    "in a row, at a cost that matters."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +126,8 @@ def _plain(report: ScoreReport) -> dict[str, Any]:
         "waited_s_per_step": dict(zip(report.ranks, report.waited_s_per_step, strict=True)),
         "nccl_s_per_step": dict(zip(report.ranks, report.left_out_s_per_step, strict=True)),
         "missing": [{"rank": one.rank, "what": one.what, "why": one.why} for one in report.missing],
-        "stragglers": _sorted_ids(report.identify_stragglers()),
+        "stragglers": [attrs.asdict(one) for one in report.stragglers],
+        "below_threshold": _sorted_ids(report.identify_stragglers()),
     }
 
 
@@ -175,17 +184,18 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
         f"attempt {report.attempt}, {ranks}{'' if report.is_closed else ', still open'}"
     )
     yield ""
-    # As in the report: who is long where ranks wait for each other waits for one that is slow.
-    waiting = [one for one in report.stragglers if kind_of(one.what.removeprefix("section "), set()) == "waiting"]
-    slow = [one for one in report.stragglers if one not in waiting]
     yield "stragglers"
-    yield from (f"  {_low_score(one)}, {words.seconds(one.lost_s_per_step)} lost per step" for one in slow)
-    if not slow:
-        yield "  none in these sections; trackside report also looks at what is outside of them"
+    yield from map(_straggler, report.stragglers)
+    if not report.stragglers:
+        share = least_late_share(len(report.ranks) - silent)
+        least = f"{words.seconds(LEAST_LATE_NS / 1e9)} and {share * 100:.0f} % of a step"
+        yield f"  none: a straggler has a low score in {LEAST_WINDOWS} windows in a row, and it costs {least} at least"
+        yield "  trackside report also compares what is outside of these sections"
+    waiting = list(_waiting(report))
     if waiting:
         yield ""
         yield "not slow, but waiting for others"
-        yield from (f"  {_low_score(one)}" for one in waiting)
+        yield from waiting
     for kind, scores in report.kinds():
         yield ""
         yield from _table(kind, report, scores)
@@ -202,11 +212,20 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
     yield ""
 
 
-def _low_score(one: Straggler) -> str:
+def _straggler(one: Straggler) -> str:
     return (
-        f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f}, low in every window since "
-        f"step {one.since_step} (window {one.since_window})"
+        f"  rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f}, low since window "
+        f"{one.since_window}, which began at step {one.since_step}; {words.seconds(one.lost_s_per_step)} lost per step"
     )
+
+
+def _waiting(report: ScoreReport) -> Iterator[str]:
+    for what, column in report.relative.columns():
+        name = what.removeprefix("section ")
+        if kind_by_name(name) == WAITING:
+            for place in below(column, Thresholds().section_relative):
+                rank = f"rank {report.ranks[place]} on {report.nodes[place]}"
+                yield f"  {rank}: {what}, {RELATIVE} score {column[place]:.3f}"
 
 
 def _table(kind: str, report: ScoreReport, scores: KindScores) -> Iterator[str]:

@@ -32,8 +32,9 @@ from trackside.handlers.eventlog import unwritten_steps
 from trackside.handlers.models import CounterTotals, SpanReport
 from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, AttemptTimes, GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
-from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
+from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport, Straggler
 from trackside.handlers.models.spans import NameTotals
+from trackside.handlers.models.steps import OTHER, WAITING
 from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
 from trackside.report._report import (
     AttemptBar,
@@ -58,7 +59,6 @@ from trackside.report._runs import unified
 from trackside.report._statistics import TRIM, Difference, difference
 from trackside.report._verdict_rules import judge
 from trackside.report._whatif import (
-    OTHER,
     OUTSIDE,
     STANDSTILLS,
     LateRank,
@@ -187,8 +187,6 @@ class Episode:
     since_step: int
     since_ns: int
     until_step: int = -1
-    score: float = 1.0
-    windows: int = 0
     lost_s: float = 0.0
 
 
@@ -198,34 +196,31 @@ class Episodes:
     def __init__(self) -> None:
         self.found: dict[tuple[int, str], Episode] = {}
         self.latest: ScoreReport | None = None
-        self.windows = 0
-        """Those in which ranks were compared."""
+        self._starts: dict[tuple[int, int], int] = {}
+        """By attempt and window, when it started, in ns since the epoch."""
 
     def add(self, report: ScoreReport) -> None:
         """Take in one window."""
-        present = len(report.ranks) - sum(one.what == "all" for one in report.missing)
-        self.windows += present > 1  # a rank alone is compared with no other
+        self._starts[report.attempt, report.window] = report.start_ns
         if report.is_closed or self.latest is None:
             self.latest = report
-        steps = max(1, report.last_step - report.first_step + 1)
         for one in report.stragglers:
             if one.kind == RELATIVE:
-                self._note(one, report, steps)
+                self._note(one, report)
 
-    def _note(self, one: Any, report: ScoreReport, steps: int) -> None:
+    def _note(self, one: Straggler, report: ScoreReport) -> None:
         what = one.what.removeprefix("section ")
-        episode = self.found.get((one.rank, what))
+        episode, first_step = self.found.get((one.rank, what)), report.first_step
         if episode is None:
-            episode = Episode(one.rank, one.node, what, report.first_step, report.start_ns)
-            self.found[one.rank, what] = episode
+            # It was slow from the first window of its streak on, though it is a straggler only now.
+            first_step = min(first_step, one.since_step)
+            since_ns = self._starts.get((report.attempt, one.since_window), report.start_ns)
+            episode = self.found[one.rank, what] = Episode(one.rank, one.node, what, first_step, since_ns)
         episode.until_step = report.last_step
-        episode.score = min(episode.score, one.score)
-        episode.windows += 1
-        episode.lost_s += one.lost_s_per_step * steps
+        episode.lost_s += one.lost_s_per_step * max(1, report.last_step - first_step + 1)
 
 
 _MOST_LATE: Final = 100
-_LEAST_WINDOWS: Final = 2
 _SHOWN_FROM: Final = 0.02
 """Parts that take less of a step than that on every rank are left out: their scores are noise."""
 
@@ -244,11 +239,10 @@ def heatmap_of_windows(report: ScoreReport) -> Heatmap:
 
 def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]:
     """
-    Return the ranks with low scores in more than one window, or in the only one: where steps are not known.
+    Return the stragglers of the windows, for a job of which no steps are known.
 
     A rank that is long in a section in which ranks wait for each other waits for a slow one, and is left out.
     """
-    least = min(_LEAST_WINDOWS, max(1, episodes.windows))
     found = [
         LateRank(
             rank=one.rank,
@@ -267,7 +261,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
             chance=None,
         )
         for one in episodes.found.values()
-        if one.windows >= least and kind_of(one.what, waits) != "waiting"
+        if kind_of(one.what, waits) != WAITING
     ]
     return tuple(sorted(found, key=lambda one: (-one.lost_s, one.rank, one.what))[:_MOST_LATE])
 
@@ -494,7 +488,7 @@ def part_series(gathered: Gatherer) -> dict[str, list[float]]:
 
 def _waited_share(what_if: WhatIf, made_of: Sequence[Part]) -> float | None:
     """Return how much of a step the exchange between ranks takes, waiting for late ranks left out."""
-    waiting = {part.name: part.share for part in made_of if part.kind == "waiting"}  # known by name
+    waiting = {part.name: part.share for part in made_of if part.kind == WAITING}  # known by name
     is_compared = not waiting.keys().isdisjoint(what_if.waits_in)  # what is no exchange there is waiting for one rank
     if what_if.step_ns and (is_compared or what_if.exchanged_ns >= (1 if waiting else LEAST_EXCHANGE_NS)):
         return what_if.exchanged_ns / what_if.step_ns

@@ -18,13 +18,8 @@ from typing import Final
 
 import attrs
 
-LEAST_LATE_NS: Final = 1e6
-"""Lateness below a millisecond a step is no evidence on any machine."""
-LEAST_LATE_SHARE: Final = 0.08
-"""The share of the usual step below which few ranks differ for no fault: one of them logs, or has a busier core."""
-LEAST_LATE_SHARE_OF_MANY: Final = 0.04
-"""The same, of at least eight ranks, whose median is steady."""
-MANY_RANKS: Final = 8
+from trackside.handlers.models.steps import LEAST_LATE_NS, least_lateness_ns
+
 ALLOWANCE: Final = 1e-3
 """The probability that a job of equally fast ranks has one named, all its comparisons together."""
 FEWEST_BLOCKS: Final = 3
@@ -108,8 +103,7 @@ def find_late(
     """
     if len(counts) < FEWEST_BLOCKS or sum(counts) < FEWEST_STEPS:
         return {}
-    share = LEAST_LATE_SHARE_OF_MANY if len(own) >= MANY_RANKS else LEAST_LATE_SHARE
-    least_ns = max(LEAST_LATE_NS, share * usual_ns)
+    least_ns = least_lateness_ns(usual_ns, len(own))
     # A part that takes less on all ranks cannot make one late by so much.
     large = [rows for rows in parts if max(map(statistics.fmean, rows)) >= least_ns / 2]
     compared = _TESTS * len(own) * (1 + len(large))

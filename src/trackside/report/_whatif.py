@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import re
 import statistics
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,29 +22,23 @@ import attrs
 
 from trackside.core import text as words
 from trackside.events import IterationEnded, SectionWindow, Source, SpanEnded, SpanStarted, span_names
-from trackside.handlers.models.steps import INTERRUPTING, StepInterval, StepTimer
+from trackside.handlers.models.steps import (
+    INTERRUPTING,
+    LEAST_LATE_NS,
+    OTHER,
+    WAITING,
+    StepInterval,
+    StepTimer,
+    kind_by_name,
+)
 from trackside.report._lateness import (
     FEWEST_BLOCKS,
     FEWEST_STEPS,
-    LEAST_LATE_NS,
     LateStretch,
     Rows,
     find_late,
     late_in_turn,
 )
-
-KINDS: Final = (
-    (
-        "waiting",
-        re.compile(
-            r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm"
-        ),
-    ),
-    ("input", re.compile(r"data|load|fetch|input|batch|tokeni[sz]|augment|prefetch")),
-    ("compute", re.compile(r"forward|backward|optim|update|zero_grad|comput|matmul|attention|attn|mlp|gpu|step|grad")),
-)
-"""The first whose pattern a name holds is its kind."""
-OTHER: Final = "other"
 
 
 def kind_of(name: str, waits: set[str]) -> str:
@@ -54,9 +47,8 @@ def kind_of(name: str, waits: set[str]) -> str:
         return OTHER
     # A backward pass contains waiting where gradients are exchanged in it, and computes all the same.
     if name in waits and name not in span_names.WITHIN_STEP:
-        return "waiting"
-    low = name.lower()
-    return next((kind for kind, pattern in KINDS if pattern.search(low)), OTHER)
+        return WAITING
+    return kind_by_name(name)
 
 
 OUTSIDE: Final = "outside measured parts"
@@ -236,7 +228,7 @@ class StepTiles:
         sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
         whole = sum(sums.values()) or 1.0
         named = {name: own / whole for name, own in sums.items() if not is_gap(name)}
-        return sum(own for name, own in named.items() if kind_of(name, set()) != "waiting"), sum(named.values())
+        return sum(own for name, own in named.items() if kind_of(name, set()) != WAITING), sum(named.values())
 
 
 _AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
@@ -565,7 +557,7 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
         late = _find_behind(grid, names, whole)
     turns, turns_ns = ({}, 0.0) if late else late_in_turn(own, grid.counts, usual_ns)
     # A part such as the backward pass contains work beside the exchange.
-    pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == "waiting"]
+    pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == WAITING]
     exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
     largest = max(sync, key=lambda name: sum(map(math.fsum, grid.took[name])), default="")
     waited_in = "" if not largest else tile_words(largest) if is_gap(largest) else f"in {largest}"
@@ -659,7 +651,7 @@ def _without_standstills(columns: Mapping[str, Sequence[float]], longest: Sequen
     One rank saves or evaluates, the others wait where no span measures it: they are not late by that, and do not pause.
     """
     found = {name: list(own) for name, own in columns.items() if name not in STANDSTILLS}
-    unnamed = [own for name, own in found.items() if kind_of(name, set()) in {OTHER, "waiting"}]
+    unnamed = [own for name, own in found.items() if kind_of(name, set()) in {OTHER, WAITING}]
     own_standstills = _standstills(columns)
     for at, (longest_ns, own_ns) in enumerate(zip(longest, own_standstills, strict=True)):
         if longest_ns > own_ns and unnamed:
@@ -681,7 +673,7 @@ def _synchronizing(
     clocks say nothing of that, it is long where the others arrived late: one rank is shorter in it than its peers by
     what it is longer elsewhere.
     """
-    sync = [name for name in names if name in waits or kind_of(name, set(waits)) == "waiting"]
+    sync = [name for name in names if name in waits or kind_of(name, set(waits)) == WAITING]
     least_ns = max(LEAST_LATE_NS / 3, _SYNC_FROM_SHARE * usual_ns)
     if grid.has_ends:
         sync += [name for name in names if name not in sync and _leaves_together(grid, name, least_ns)]

@@ -165,6 +165,25 @@ class TestScoreSummary:
             (62, "node7", "forward"),
         ]
 
+    def test_stragglers(self):
+        """A rank that is slow in two windows is a straggler, with what it loses: 1 ms in each step, by hand."""
+        summary = ScoreSummary()
+        for report in straggler_reports(64, slow={17}, windows=2):
+            summary.add(report)
+            assert summary.stragglers == [] or report.window == 1
+        (found,) = summary.stragglers
+        assert (found.rank, found.host, found.section, found.kind) == (17, "node2", "forward", "relative")
+        assert found.score == pytest.approx(1e-3, rel=1e-12)
+
+    @pytest.mark.parametrize("row", [[], [1, "node"], [1, "node", "relative gpu", 0.5, "much", 0, 0]])
+    def test_malformed_stragglers(self, row):
+        """A straggler that is not as one is written is left out."""
+        (report,) = straggler_reports(2)
+        report.stragglers = [row, [1, "node", "relative gpu", 0.5, 2.0, 0, 0]]
+        summary = ScoreSummary()
+        assert summary.add(report)
+        assert [one.score for one in summary.stragglers] == [2.0]
+
     def test_in_parts(self):
         """A report of many ranks comes in parts, and counts when all are there."""
         parts = straggler_reports(3_000, slow={2_999})

@@ -112,6 +112,13 @@ WORST_SCORE: Final = Metric(
     prometheus="trackside_straggler_worst_score",
     description="The lowest scores, of the worst ranks",
 )
+STRAGGLER_LOST: Final = Metric(
+    event=StragglerReport,
+    field="stragglers",
+    unit="s",
+    prometheus="trackside_straggler_lost_seconds",
+    description="The time by which a step would be shorter if a straggler were as fast as its reference",
+)
 RANK_SCORE: Final = Metric(
     event=StragglerReport,
     field="scores",
@@ -306,6 +313,7 @@ _COMPUTED: Final = (
     WORST_SCORE_BY_PLACE,
     WORST_RANK_BY_PLACE,
     WORST_SCORE,
+    STRAGGLER_LOST,
     RANK_SCORE,
     RANK_DURATION,
     RANK_GOODPUT,
@@ -374,6 +382,7 @@ class MetricReader:
             yield MetricPoint(WORST_SCORE_BY_PLACE, worst.score, {"place": place})
             yield MetricPoint(WORST_RANK_BY_PLACE, worst.rank, {"place": place})
             yield _of_rank(WORST_SCORE, worst)
+        yield from (_of_rank(STRAGGLER_LOST, straggler) for straggler in summary.stragglers[:WORST_RANKS])
         if self._per_rank:
             yield from (_of_rank(RANK_SCORE, rank_score) for rank_score in summary.scores)
 
@@ -491,14 +500,16 @@ class _ScoredWindow:
     window: int
     revision: int
     parts: int
-    scores_by_part: dict[int, list[RankScore]] = attrs.field(factory=dict)
+    by_part: dict[int, StragglerReport] = attrs.field(factory=dict)
 
 
 class ScoreSummary:
-    """Keep the scores of the latest complete window of one process's reports."""
+    """Keep the scores and the stragglers of the latest complete window of one process's reports."""
 
     def __init__(self) -> None:
         self.scores: list[RankScore] = []
+        self.stragglers: list[RankScore] = []
+        """Those that lose most first, each with the seconds that it loses in a step, in place of a score."""
         self._incomplete: _ScoredWindow | None = None
 
     def add(self, report: StragglerReport) -> bool:
@@ -507,10 +518,13 @@ class ScoreSummary:
         window = self._incomplete
         if window is None or (window.attempt, window.window, window.revision, window.parts) != key:
             window = self._incomplete = _ScoredWindow(*key)
-        window.scores_by_part[report.part] = list(_scores_of(report))
-        if len(window.scores_by_part) < window.parts:
+        window.by_part[report.part] = report
+        if len(window.by_part) < window.parts:
             return False
-        self.scores = [score for _, part in sorted(window.scores_by_part.items()) for score in part]
+        parts = [part for _, part in sorted(window.by_part.items())]
+        self.scores = [score for part in parts for score in _scores_of(part)]
+        found = (straggler for part in parts for straggler in _stragglers_of(part))
+        self.stragglers = sorted(found, key=lambda one: -one.score)
         self._incomplete = None
         return True
 
@@ -542,3 +556,13 @@ def _scores_of(report: StragglerReport) -> Iterator[RankScore]:
             score = next(scores)
             if not math.isnan(score):
                 yield RankScore(kind, column.removeprefix("section "), rank, report.nodes[node], score)
+
+
+_STRAGGLER_COLUMNS: Final = 5
+
+
+def _stragglers_of(report: StragglerReport) -> Iterator[RankScore]:
+    for rank, node, column, _, lost_s, *_ in (row for row in report.stragglers if len(row) >= _STRAGGLER_COLUMNS):
+        kind, _, section = str(column).partition(" ")
+        if is_number(lost_s):
+            yield RankScore(kind, section.removeprefix("section "), rank, str(node), lost_s)

@@ -1,5 +1,5 @@
 """
-The step time, as all views use it.
+The step time, the kinds of a step's parts and the least lateness that matters, as all views use them.
 
 A step lasts from the end of the previous step to its own end, including data loading and everything else in between.
 Time in validation, testing and checkpoints is not part of it; it counts as interruption.
@@ -7,6 +7,7 @@ Time in validation, testing and checkpoints is not part of it; it counts as inte
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 import attrs
@@ -26,6 +27,46 @@ INTERRUPTING: Final = frozenset(
     )
 )
 """The spans whose time is not part of a step."""
+
+
+WAITING: Final = "waiting"
+_KINDS: Final = (
+    (
+        WAITING,
+        re.compile(
+            r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm"
+        ),
+    ),
+    ("input", re.compile(r"data|load|fetch|input|batch|tokeni[sz]|augment|prefetch")),
+    ("compute", re.compile(r"forward|backward|optim|update|zero_grad|comput|matmul|attention|attn|mlp|gpu|step|grad")),
+)
+"""The first whose pattern a name holds is its kind."""
+OTHER: Final = "other"
+
+
+def kind_by_name(name: str) -> str:
+    """Return the kind that the name of a part indicates: ``input``, ``compute``, ``waiting`` or ``other``."""
+    low = name.lower()
+    return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
+
+
+LEAST_LATE_NS: Final = 1e6
+"""Lateness below a millisecond a step is no evidence on any machine."""
+_LEAST_LATE_SHARE: Final = 0.08
+"""The share of the usual step below which few ranks differ for no fault: one of them logs, or has a busier core."""
+_LEAST_LATE_SHARE_OF_MANY: Final = 0.04
+"""The same, of at least eight ranks, whose median is steady."""
+_MANY_RANKS: Final = 8
+
+
+def least_late_share(ranks: int) -> float:
+    """Return the share of a usual step from which on lateness matters among so many *ranks*."""
+    return _LEAST_LATE_SHARE_OF_MANY if ranks >= _MANY_RANKS else _LEAST_LATE_SHARE
+
+
+def least_lateness_ns(usual_ns: float, ranks: int) -> float:
+    """Return the lateness, in ns, from which on it matters among so many *ranks* if a usual step takes *usual_ns*."""
+    return max(LEAST_LATE_NS, least_late_share(ranks) * usual_ns)
 
 
 class StepInterval(NamedTuple):

@@ -138,6 +138,11 @@ class TestUpdate:
         """The missing end of the attempt is no fault: it is running."""
         assert updates_of(job(10), update_interval_s=10)[0].problems == {}
 
+    def test_other_ranks(self, job, updates_of):
+        """A monitor that hears one rank of four says how many it does not hear."""
+        (update, *_) = updates_of(job(10, rank=0, world_size=4), update_interval_s=10)
+        assert update.problems == {"a rank of which no events are here: the figures are of the others alone": 3}
+
     def test_windows(self, stream, updates_of):
         """A rolling window ends with the update and counts its own length, or the job's if that is shorter."""
         at = START

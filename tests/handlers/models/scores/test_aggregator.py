@@ -287,67 +287,123 @@ class TestHistory:
         assert aggregator.result().windows[-1].individual.sections == {"a": [0.5], "c": [1.0]}
 
 
-class TestStragglers:
-    def test_since(self, feed, aggregator):
-        """A straggler is reported with the window and step since which it has been one."""
-        for window, median in enumerate((10, 10, 30, 30, 30)):
-            feed(window, {0: 10, 1: median}, world=2)
-        found = aggregator.latest().stragglers
-        assert {(one.rank, one.kind, one.what, one.since_window, one.since_step) for one in found} == {
-            (1, "relative", "section s", 2, 200),
-            (1, "individual", "section s", 2, 200),
-        }
+MS = 1_000_000
+STEPS = 100
 
-    def test_since_before_what_is_kept(self, feed, aggregator):
+
+@pytest.fixture
+def feed_ms(feed):
+    """Feed one window, with the median of each rank's one section in ms, or all its medians; steps take 10 ms."""
+
+    def feed_window(window, medians, **given):
+        tables = {rank: median if isinstance(median, dict) else {"s": median} for rank, median in medians.items()}
+        in_ns = {rank: {name: ms * MS for name, ms in table.items()} for rank, table in tables.items()}
+        feed(window, in_ns, world=max(2, len(medians)), **given)
+
+    return feed_window
+
+
+@pytest.fixture
+def timed(source, section_window):
+    """Give a function that makes a rank's window of 100 steps that take so many ms each."""
+
+    def make(rank, ranks, window, times, step_ms):
+        bounds = {"start_ns": 0, "at_ns": STEPS * step_ms * MS}
+        return section_window(source(rank, world=ranks), window, times, **bounds)
+
+    return make
+
+
+def relative(report):
+    return [(one.rank, one.since_window, one.since_step) for one in report.stragglers if one.kind == "relative"]
+
+
+class TestStragglers:
+    def test_since(self, feed_ms, aggregator):
+        """A rank is a straggler from its second slow window on, with the window and step since which it is slow."""
+        found = []
+        for window, median in enumerate((10, 10, 30, 30, 30)):
+            feed_ms(window, {0: 10, 1: median})
+            found.append(aggregator.latest().stragglers)
+        assert found[:3] == [[], [], []]
+        for later in found[3:]:
+            assert {(one.rank, one.kind, one.what, one.since_window, one.since_step) for one in later} == {
+                (1, "relative", "section s", 2, 200),
+                (1, "individual", "section s", 2, 200),
+            }
+
+    def test_since_before_what_is_kept(self, feed_ms, aggregator):
         """The onset is known also after its window is gone."""
         for window in range(20):
-            feed(window, {0: 10, 1: 10 if window < 3 else 30}, world=2)
+            feed_ms(window, {0: 10, 1: 10 if window < 3 else 30})
         assert {one.since_window for one in aggregator.latest().stragglers} == {3}
 
-    def test_recovered(self, feed, aggregator):
+    def test_moves_with_its_streak(self, source, section_window):
+        """A model that goes on from another one's state counts the slow windows before, those not kept too."""
+        aggregator = ScoreAggregator(keep=1)
+        for window in range(3):
+            for rank, median in ((0, 10), (1, 30)):
+                aggregator(section_window(source(rank, world=2), window, {"s": median * MS}))
+            moved = ScoreAggregator(keep=1)
+            moved.load(aggregator.dump())
+            aggregator = moved
+        assert relative(aggregator.latest()) == [(1, 0, 0)]
+
+    def test_recovered(self, feed_ms, aggregator):
         """For a rank that was fast in between, the onset is the later one."""
-        for window, median in enumerate((30, 10, 30)):
-            feed(window, {0: 10, 1: median}, world=2)
-        assert {one.since_window for one in aggregator.latest().stragglers} == {2}
+        for window, median in enumerate((30, 30, 10, 30, 30)):
+            feed_ms(window, {0: 10, 1: median})
+        assert {one.since_window for one in aggregator.latest().stragglers} == {3}
 
-    def test_missing_in_between(self, feed, aggregator):
+    def test_slow_in_turns(self, feed_ms, aggregator):
+        """A rank that is slow in every other window is none: noise does that, too."""
+        for window, median in enumerate((30, 10, 30, 10, 30)):
+            feed_ms(window, {0: 10, 1: median})
+            assert aggregator.latest().stragglers == []
+
+    def test_missing_in_between(self, feed_ms, aggregator):
         """A window without a score neither begins nor ends a straggler's stretch."""
-        feed(0, {0: 10, 1: 30}, world=2)
-        feed(1, {0: 10}, world=2)
-        feed(2, {0: 10, 1: 30}, world=2)
-        assert {one.since_window for one in aggregator.latest().stragglers} == {0}
+        feed_ms(0, {0: 10, 1: 30})
+        feed_ms(1, {0: 10})
+        assert aggregator.result().windows[1].stragglers == []
+        feed_ms(2, {0: 10, 1: 30})
+        assert relative(aggregator.latest()) == [(1, 0, 0)]
 
-    def test_name_missing_in_between(self, feed, aggregator):
+    def test_name_missing_in_between(self, feed_ms, aggregator):
         """Nor does one in which the section did not run."""
-        feed(0, {0: 10, 1: 30}, world=2)
-        feed(1, {0: {"t": 1}, 1: {"t": 1}}, world=2)
-        feed(2, {0: 10, 1: 30}, world=2)
-        assert {one.since_window for one in aggregator.latest().stragglers} == {0}
+        feed_ms(0, {0: 10, 1: 30})
+        feed_ms(1, {0: {"t": 1}, 1: {"t": 1}})
+        feed_ms(2, {0: 10, 1: 30})
+        assert relative(aggregator.latest()) == [(1, 0, 0)]
 
-    def test_another_node(self, feed, aggregator):
+    def test_another_node(self, feed_ms, aggregator):
         """A rank that moved to another node has a new history there."""
-        feed(0, {0: 10, 1: 30}, world=2)
-        feed(1, {0: 10, 1: 30}, world=2, attempt=1, host="elsewhere")
-        assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("elsewhere", 1)}
+        for window in range(2):
+            feed_ms(window, {0: 10, 1: 30})
+        for window in range(2):
+            feed_ms(window, {0: 10, 1: 30}, attempt=1, host="elsewhere")
+        assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("elsewhere", 0)}
+        assert [report.stragglers for report in aggregator.result().windows][2] == []
 
-    def test_moved_away_and_back(self, feed, aggregator):
+    def test_moved_away_and_back(self, feed_ms, aggregator):
         """Back on the first node its history begins anew, too."""
         for attempt, host in enumerate(("a", "b", "a")):
-            feed(attempt, {0: 10, 1: 30}, world=2, attempt=attempt, host=host)
-        assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("a", 2)}
+            feed_ms(attempt, {0: 10, 1: 30}, attempt=attempt, host=host)
+        assert aggregator.latest().stragglers == []
 
-    def test_moved_without_a_score(self, feed, aggregator):
+    def test_moved_without_a_score(self, feed_ms, aggregator):
         """If the rank ran elsewhere meanwhile, a missing score does not bridge the gap."""
         for attempt, (host, name) in enumerate((("a", "s"), ("b", "t"), ("a", "s"))):
-            feed(attempt, {0: {name: 10}, 1: {name: 30}}, world=2, attempt=attempt, host=host)
-        assert {one.since_window for one in aggregator.latest().stragglers} == {2}
+            feed_ms(attempt, {0: {name: 10}, 1: {name: 30}}, attempt=attempt, host=host)
+        assert aggregator.latest().stragglers == []
 
     def test_lost_seconds(self, aggregator, source, section_window):
         """
         At 3 s instead of 2 s, entered 200 times in 100 steps, a step takes 2 s too long.
         """
-        for rank, median in enumerate((2e9, 3e9)):
-            aggregator(section_window(source(rank, world=2), 0, {"s": median}, entries=200))
+        for window in range(2):
+            for rank, median in enumerate((2e9, 3e9)):
+                aggregator(section_window(source(rank, world=2), window, {"s": median}, entries=200))
         (found,) = aggregator.latest().stragglers
         assert found.lost_s_per_step == pytest.approx(2.0, rel=1e-12)
 
@@ -355,21 +411,62 @@ class TestStragglers:
         """
         Ten launches of 2 s instead of 1 s in 100 steps cost 0.1 s a step.
         """
-        for rank, median in enumerate((1e9, 2e9)):
-            aggregator(kernel_window(source(rank, world=2), 0, {"k": median}))
-        (found,) = aggregator.result().windows[0].stragglers
+        for window in range(2):
+            for rank, median in enumerate((1e9, 2e9)):
+                aggregator(kernel_window(source(rank, world=2), window, {"k": median}))
+        (found,) = aggregator.result().windows[1].stragglers
         assert found.lost_s_per_step == pytest.approx(0.1, rel=1e-12)
 
-    def test_thresholds_while_running(self, feed, aggregator):
+    @pytest.mark.parametrize(
+        ("ranks", "lengths_ms", "named"),
+        [
+            pytest.param(2, (10, 0.9), [], id="less than a millisecond"),
+            pytest.param(2, (10, 1.1), [0], id="more than a millisecond, 11 % of a step"),
+            pytest.param(2, (100, 7.9), [], id="7.9 % of a step of two ranks"),
+            pytest.param(2, (100, 8.1), [0], id="8.1 % of it"),
+            pytest.param(8, (100, 3.9), [], id="3.9 % of a step of eight ranks"),
+            pytest.param(8, (100, 4.1), [0], id="4.1 % of it"),
+        ],
+    )
+    def test_least_cost(self, timed, aggregator, ranks, lengths_ms, named):
+        """A short section that takes five times as long makes no straggler if that costs next to nothing."""
+        step_ms, late_ms = lengths_ms
+        times_ms = {rank: late_ms / 4 if rank else late_ms * 5 / 4 for rank in range(ranks)}
+        for window in range(2):
+            for rank, ms in times_ms.items():
+                aggregator(timed(rank, ranks, window, {"s": ms * MS}, step_ms))
+        assert [one.rank for one in aggregator.latest().stragglers] == named
+
+    def test_all_slower_than_before(self, feed_ms, aggregator):
+        """Ranks that all became slower than they were are no stragglers; one that became slower than the others is."""
+        feed_ms(0, {0: 10, 1: 10, 2: 10})
+        for window in (1, 2):
+            feed_ms(window, {0: 20, 1: 20, 2: 24})
+        assert aggregator.latest().individual.sections["s"] == [0.5, 0.5, 10 / 24]
+        assert aggregator.latest().stragglers == []
+        for window in (3, 4):
+            feed_ms(window, {0: 20, 1: 21, 2: 40})
+        # 10/40 over the middle of 10/20 and 10/21 is 0.51.
+        assert [(one.rank, one.kind) for one in aggregator.latest().stragglers] == [(2, "individual"), (2, "relative")]
+
+    def test_exchange_by_its_name(self, feed_ms, aggregator):
+        """A rank that is long where ranks wait for each other is no straggler, though no section says that they do."""
+        for window in range(2):
+            feed_ms(window, {0: {"all_reduce": 26, "forward": 5}, 1: {"all_reduce": 1, "forward": 30}})
+        assert [(one.rank, one.what) for one in aggregator.latest().stragglers] == [(1, "section forward")]
+
+    def test_thresholds_while_running(self, feed_ms, aggregator):
         """Thresholds can be changed at any time, and hold from then on."""
-        feed(0, {0: 10, 1: 12}, world=2)
+        for window in range(2):
+            feed_ms(window, {0: 10, 1: 12})
         assert aggregator.latest().stragglers == []
         aggregator.thresholds = Thresholds(section_relative=0.9)
         assert [one.rank for one in aggregator.latest().stragglers] == [1]
 
-    def test_worst_first(self, feed, aggregator):
+    def test_worst_first(self, feed_ms, aggregator):
         """The slowest come first."""
-        feed(0, {0: 10, 1: 20, 2: 40, 3: 30})
+        for window in range(2):
+            feed_ms(window, {0: 10, 1: 20, 2: 40, 3: 30})
         assert [one.rank for one in aggregator.latest().stragglers] == [2, 3, 1]
 
 
@@ -377,9 +474,10 @@ class TestWaiting:
     @pytest.fixture
     def report(self, aggregator, source, section_window):
         """Give a window in which rank 1 is slow, and the others wait for it."""
-        for rank, (work, wait) in enumerate(((1e9, 2e9), (3e9, 0.5e9))):
-            window = section_window(source(rank, world=2), 0, {"work": work, "all_reduce": wait}, waits=["all_reduce"])
-            aggregator(window)
+        for number in range(2):
+            for rank, (work, wait) in enumerate(((1e9, 2e9), (3e9, 0.5e9))):
+                times = {"work": work, "exchange": wait}
+                aggregator(section_window(source(rank, world=2), number, times, waits=["exchange"]))
         return aggregator.latest()
 
     def test_is_not_scored(self, report):
@@ -528,7 +626,7 @@ class TestDump:
         other.load(full.dump())
         assert published == []
 
-    @pytest.mark.parametrize("data", [{}, {"version": 2}, {"version": 1, "ranks": 7}, None, []])
+    @pytest.mark.parametrize("data", [{}, {"version": 1}, {"version": 2, "ranks": 7}, None, []])
     def test_something_else(self, data):
         """Data that is no dumped state is refused, and leaves an empty model."""
         other = ScoreAggregator()

@@ -41,24 +41,16 @@ class TestDetection:
     """
     Each entry of a section has 5 % noise of its own.
 
-    Without noise a rank slowed 1.3 × scores 1/1.3 = 0.769, which is no alarm at 0.75. It is the fastest of 256 noisy
-    medians that takes it below, the more the shorter the window: with medians of 2 to 15 entries the default
-    threshold finds all three, with those of 100, which is the default window, 0.85 does.
+    Without noise a rank slowed 1.3 × scores 1/1.3 = 0.769, which is no alarm at 0.75, and is one at 0.85.
     """
 
-    @pytest.mark.parametrize(
-        ("steps", "thresholds"),
-        [
-            pytest.param(10, Thresholds(), id="10 steps at 0.75"),
-            pytest.param(100, Thresholds(section_relative=0.85), id="100 steps at 0.85"),
-        ],
-    )
-    def test_slowed_by_a_third(self, alarms, seed, scaled, steps, thresholds):
+    @pytest.mark.parametrize("steps", [5, 100])
+    def test_slowed_by_a_third(self, alarms, seed, scaled, steps):
         """All three slowed ranks and no others are found within three windows, with 99 of 100 seeds."""
         seeds = range(seed, seed + scaled(100))
         missed = 0
         for one in seeds:
-            found, slowed = alarms(one, factor=1.3, steps=steps, thresholds=thresholds)
+            found, slowed = alarms(one, factor=1.3, steps=steps, thresholds=Thresholds(section_relative=0.85))
             missed += found != slowed
         assert missed <= len(seeds) // 100
 
@@ -67,9 +59,10 @@ class TestDetection:
         found = []
         for threshold in (0.75, 0.77):
             aggregator = ScoreAggregator(thresholds=Thresholds(section_relative=threshold), kinds=["relative"])
-            for rank, factor in enumerate((1.0, 1.3)):
-                aggregator(section_window(source(rank, world=2), 0, {"forward": 1e6 * factor}))
-            found.append([(one.rank, round(one.score, 3)) for one in aggregator.result().windows[0].stragglers])
+            for window in range(2):
+                for rank, factor in enumerate((1.0, 1.3)):
+                    aggregator(section_window(source(rank, world=2), window, {"forward": 5e6 * factor}))
+            found.append([(one.rank, round(one.score, 3)) for one in aggregator.result().windows[1].stragglers])
         assert found == [[], [(1, 0.769)]]
 
     def test_slowed_by_a_tenth(self, alarms, seed, scaled):

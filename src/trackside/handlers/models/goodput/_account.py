@@ -651,6 +651,9 @@ class SessionState:
         if not has_ended:
             found[Problem.NO_GOOD_END] += 1
         found[Problem.NAME_USED_AGAIN] += sum(_begins_anew(attempts))
+        latest = attempts[-1].processes
+        world_size = max(process.source.world_size for process in latest)
+        found[Problem.OTHER_RANKS] += max(0, world_size - len({process.source.rank for process in latest}))
         for name in [name for name, count in found.items() if not count]:
             del found[name]
 

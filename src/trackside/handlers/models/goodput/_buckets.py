@@ -159,4 +159,5 @@ class Problem:
     NO_GOOD_END: Final = "an attempt that fell silent without an end"
     OTHER_SESSIONS: Final = "another session"
     NAME_USED_AGAIN: Final = "a run that began anew after a good end: the session's name may have been used again"
+    OTHER_RANKS: Final = "a rank of which no events are here: the figures are of the others alone"
     EARLIER_UNREAD: Final = "earlier attempts that were not read"

@@ -5,7 +5,14 @@ Straggler scores: which rank is slow, where and since when.
 """
 
 from trackside.handlers.models.scores._aggregator import ScoreAggregator, ScoreResult
-from trackside.handlers.models.scores._evaluation import gpu_score, is_nccl, lowest, section_scores, total_times
+from trackside.handlers.models.scores._evaluation import (
+    LEAST_WINDOWS,
+    gpu_score,
+    is_nccl,
+    lowest,
+    section_scores,
+    total_times,
+)
 from trackside.handlers.models.scores._score_report import (
     INDIVIDUAL,
     KINDS,
@@ -16,11 +23,13 @@ from trackside.handlers.models.scores._score_report import (
     Straggler,
     StragglerId,
     Thresholds,
+    below,
 )
 
 __all__ = [
     "INDIVIDUAL",
     "KINDS",
+    "LEAST_WINDOWS",
     "RELATIVE",
     "KindScores",
     "Missing",
@@ -30,6 +39,7 @@ __all__ = [
     "Straggler",
     "StragglerId",
     "Thresholds",
+    "below",
     "gpu_score",
     "is_nccl",
     "lowest",

@@ -24,15 +24,15 @@ from trackside.handlers.models._model import VersionedModel
 from trackside.handlers.models.scores._evaluation import (
     Column,
     Evaluation,
-    Onset,
     Slow,
+    Streak,
     Streaks,
     continued,
     dump_streaks,
     evaluate,
-    flagged,
     is_nccl,
     load_streaks,
+    slow_ranks,
     stragglers,
     total_times,
 )
@@ -346,7 +346,7 @@ class ScoreAggregator(VersionedModel):
         ConfigError: if an argument is out of its range.
     """
 
-    version = 1
+    version = 2
 
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, TrainingConfigured, GpuTimingUnavailable)
@@ -575,13 +575,13 @@ class ScoreAggregator(VersionedModel):
     def _continued(self, streaks: Streaks, key: Key) -> Streaks:
         evaluation = self._evaluation(key)
         members = self._windows[key].members.values()
-        here = Onset(key[1], min(member.first_step for member in members))
+        here = Streak(key[1], min(member.first_step for member in members))
         return continued(streaks, self._slow(key, evaluation), evaluation, here)
 
     def _slow(self, key: Key, evaluation: Evaluation) -> dict[Slow, int]:
         known = self._flagged.get(key)
         if known is None or known[0] is not evaluation:
-            known = self._flagged[key] = evaluation, flagged(evaluation, self._thresholds)
+            known = self._flagged[key] = evaluation, slow_ranks(evaluation, self._thresholds)
         return known[1]
 
     def _report(self, key: Key) -> ScoreReport:

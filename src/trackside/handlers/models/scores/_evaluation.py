@@ -1,14 +1,16 @@
 """
-The scores of one window, and the onset of slow ranks.
+The scores of one window, and the ranks whose low scores are evidence that they are slow.
 
-The formulas are those of NVIDIA's resiliency extension (NVRx, straggler detection).
+The formulas of the scores are those of NVIDIA's resiliency extension (NVRx, straggler detection).
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import mul, truediv
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -30,6 +32,7 @@ from trackside.handlers.models.scores._score_report import (
     below,
 )
 from trackside.handlers.models.scores._window import Layout, Member, Timings, Window
+from trackside.handlers.models.steps import LEAST_LATE_NS, WAITING, kind_by_name, least_lateness_ns
 
 Column = Sequence[float]
 
@@ -277,33 +280,76 @@ class Slow(NamedTuple):
     what: str
 
 
-class Onset(NamedTuple):
-    """The window and the step at which a rank became slow."""
+class Streak(NamedTuple):
+    """The window and its first step since which a rank has been slow, and in how many windows it was."""
 
     window: int
     step: int
+    windows: int = 1
 
 
-Streaks = dict[Slow, Onset]
-"""The ranks that have been slow in every window that scored them, each with its onset."""
+Streaks = dict[Slow, Streak]
+"""The ranks that have been slow in every window that scored them."""
+
+LEAST_WINDOWS: Final = 2
+"""The windows in a row in which a rank is slow before it is a straggler: noise slows a rank in one."""
 
 
-def flagged(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
-    """Return the ranks below a threshold, and the index of each in the report."""
+def slow_ranks(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
+    """
+    Return the ranks that are slow in this window, and the index of each in the report.
+
+    A score is strictly below its threshold, and at the reference each step would be a millisecond shorter. A section in
+    which ranks wait for each other by its name makes none slow. What slows all peers makes none of them slower than its
+    past: an individual score is divided by the median of the peers'.
+    """
     found = {}
     for kind, scores in evaluation.kinds():
         for what, column in scores.columns():
-            for place in below(column, thresholds.of(kind, what)):
-                member = evaluation.members[place]
-                found[Slow(evaluation.ranks[place], member.node if member else "", kind, what)] = place
+            if what != GPU and kind_by_name(what.partition(" ")[2]) == WAITING:
+                continue
+            threshold = thresholds.of(kind, what)
+            places = below(column, threshold)
+            if kind == INDIVIDUAL and places:
+                places = below(_over_peers(column, places, evaluation.members), threshold)
+            for place in places:
+                member, score = evaluation.members[place], column[place]
+                assert member is not None
+                assert score is not None
+                if evaluation.lost_s_per_step(place, kind, what, score) * _NS_PER_S >= LEAST_LATE_NS:
+                    found[Slow(evaluation.ranks[place], member.node, kind, what)] = place
     return found
 
 
-def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, here: Onset) -> Streaks:
-    """Return *streaks* after a window with the stragglers *slow*; a missing score changes nothing."""
-    after = {key: streaks.get(key, here) for key in slow}
+def _over_peers(column: Scores, places: Sequence[int], members: Sequence[Member | None]) -> Scores:
+    """Return the scores of *column* at *places*, each divided by the median of the peers' scores, if it has peers."""
+    groups: dict[str, list[float]] = {}
+    for member, score in zip(members, column, strict=True):
+        if member is not None and score is not None:
+            groups.setdefault(member.group, []).append(score)
+    for scores in groups.values():
+        scores.sort()
+    found: Scores = [None] * len(column)
+    for place in places:
+        member, score = members[place], column[place]
+        assert member is not None
+        assert score is not None
+        known = groups[member.group]
+        own = bisect_left(known, score)
+        peers = len(known) - 1
+        usual = fmean(known[at + (at >= own)] for at in ((peers - 1) // 2, peers // 2)) if peers else 1.0
+        found[place] = score / (usual or 1.0)
+    return found
+
+
+def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, here: Streak) -> Streaks:
+    """Return *streaks* after a window in which the ranks *slow* are; a missing score changes nothing."""
+    after = {
+        key: known._replace(windows=known.windows + 1) if (known := streaks.get(key)) is not None else here
+        for key in slow
+    }
     places = None
-    for key, onset in streaks.items():
+    for key, streak in streaks.items():
         if key in after:
             continue
         if places is None:
@@ -315,17 +361,21 @@ def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, h
             or member is None
             or (member.node == key.node and evaluation.score(place, key.kind, key.what) is None)
         ):
-            after[key] = onset
+            after[key] = streak
     return after
 
 
 def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) -> list[Straggler]:
-    """Return the stragglers of a window, the worst first."""
+    """Return the *slow* ranks of a window that have been so in several, and whose lateness matters; the worst first."""
     found = []
+    members = [member for member in evaluation.members if member is not None]
+    least_ns = least_lateness_ns(median(member.step_ns for member in members), len(members)) if members else 0.0
     for key, place in slow.items():
-        score = evaluation.score(place, key.kind, key.what)
+        score, streak = evaluation.score(place, key.kind, key.what), streaks[key]
         assert score is not None
-        since = streaks[key]
+        lost_s_per_step = evaluation.lost_s_per_step(place, key.kind, key.what, score)
+        if streak.windows < LEAST_WINDOWS or lost_s_per_step * _NS_PER_S < least_ns:
+            continue
         found.append(
             Straggler(
                 rank=key.rank,
@@ -333,9 +383,9 @@ def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) 
                 kind=key.kind,
                 what=key.what,
                 score=score,
-                lost_s_per_step=evaluation.lost_s_per_step(place, key.kind, key.what, score),
-                since_window=since.window,
-                since_step=since.step,
+                lost_s_per_step=lost_s_per_step,
+                since_window=streak.window,
+                since_step=streak.step,
             )
         )
     return sorted(found, key=lambda one: (one.score, one.rank, one.kind, one.what))
@@ -343,12 +393,12 @@ def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) 
 
 def dump_streaks(streaks: Streaks) -> list[list[Any]]:
     """Return *streaks* as plain data."""
-    return [[*key, *onset] for key, onset in streaks.items()]
+    return [[*key, *streak] for key, streak in streaks.items()]
 
 
 def load_streaks(data: Any) -> Streaks:
     """Return the object that was dumped as *data*."""
     return {
-        Slow(int(rank), str(node), str(kind), str(what)): Onset(window, step)
-        for rank, node, kind, what, window, step in data
+        Slow(int(rank), str(node), str(kind), str(what)): Streak(int(window), int(step), int(windows))
+        for rank, node, kind, what, window, step, windows in data
     }

@@ -83,7 +83,7 @@ class Thresholds:
 
 @attrs.frozen(kw_only=True)
 class Straggler:
-    """A rank that was too slow in one section or on its GPU."""
+    """A rank that is too slow in one section or on its GPU, on the evidence of several windows."""
 
     rank: int
     node: str
@@ -96,7 +96,7 @@ class Straggler:
     """The seconds by which a step of this rank would be shorter at the reference."""
     since_window: int
     since_step: int
-    """The window, and its first step, since which it has been a straggler in every window that scored it."""
+    """The window, and its first step, since which it has been slow in every window that scored it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,7 +136,10 @@ class ScoreReport:
     """The share of the rank's kernel time that its relative GPU score covers."""
     missing: list[Missing]
     stragglers: list[Straggler]
-    """By the thresholds of the aggregator that made the report, the worst first."""
+    """
+    The ranks of which low scores are evidence, the worst first: by the aggregator's thresholds in two windows in a row,
+    at a cost that matters, and not where ranks wait for each other.
+    """
     summaries: dict[str, Summary] = attrs.field(factory=dict)
     """``sections`` and ``kernels`` of the one rank whose statistics are kept."""
 
@@ -154,7 +157,9 @@ class ScoreReport:
         section_indiv_threshold: float = 0.75,
     ) -> dict[str, Any]:
         """
-        Return the ranks with a score strictly below a threshold. A missing score is below none.
+        Return the ranks with a score strictly below a threshold, as NVRx does. A missing score is below none.
+
+        One window is no evidence that a rank is slow, and a short section costs nothing: see `stragglers`.
 
         Returns:
             Four keys, always: ``straggler_gpus_relative`` and ``straggler_gpus_individual`` with a set of

@@ -176,6 +176,11 @@ class Member:
         return max(1, self.last_step - self.first_step + 1)
 
     @property
+    def step_ns(self) -> float:
+        """The time from step to step on average, in ns, with everything in between."""
+        return (self.end_ns - self.start_ns) / self.steps
+
+    @property
     def waited_s_per_step(self) -> float:
         """Seconds per step for which the rank waited for others."""
         return self.waited_ns / self.steps / 1e9
