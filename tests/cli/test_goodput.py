@@ -201,15 +201,16 @@ class TestPage:
 class TestShares:
     @pytest.mark.parametrize("lengths", [[1.0, 1.0, 1.0], [2.0, 1.0] * 7, [1e9, 1e-9], [1 / 3] * 999])
     def test_whole(self, lengths):
-        """The shares add up to the whole and are off by less than the last digit."""
-        shares = _shares(lengths)
+        """The shares add up to the whole and are off by less than the last digit, the productive one by half of it."""
+        shares = _shares(lengths, len(lengths) - 1)
 
         assert sum(shares) == 1000
         assert max(abs(a - 1000 * b / sum(lengths)) for a, b in zip(shares, lengths, strict=True)) < 1
+        assert abs(shares[-1] - 1000 * lengths[-1] / sum(lengths)) <= 0.5
 
     def test_nothing(self):
         """The shares of a total of zero are all zero."""
-        assert _shares([0.0, 0.0]) == [0, 0]
+        assert _shares([0.0, 0.0], 0) == [0, 0]
 
 
 class TestJson:

@@ -48,6 +48,12 @@ class TestText:
         ]
         assert [line.split()[0] for line in lines[2:3] + lines[5:7]] == ["2", "0", "1"]
 
+    def test_collector(self, command, tmp_path, write_log):
+        """A run lasts as long as its ranks: a collector that goes on for a minute does not make it longer."""
+        write_log(tmp_path, steps=3)
+        write_log(tmp_path, rank=1, steps=61, role="collector")
+        assert command("info", tmp_path).lines[0] == "run run-1: 2 source(s), 68 events, 2 s"
+
     def test_killed(self, command, tmp_path, write_log):
         """A log whose writer died says that it has no end."""
         path = write_log(tmp_path, steps=3)

@@ -341,13 +341,27 @@ class TestText:
             for step in range(100)
         ]
         write_events(tmp_path, Source(run_id="run"), steps)
-        assert "least 0.02 " in printed(read_report(tmp_path))
+        text = " ".join(printed(read_report(tmp_path)).split())
+        # Its stretches are of 1.05 ms, so of ten or eleven steps: the first ends with step 9 or 10.
+        first = r"loss (\S+) \(median of steps 0 to (9|10)\), (\S+) \(median of steps \d+ to 99\), least 0.02 "
+        found = re.search(first, text)
+        assert found is not None
+        assert found[1] == {"9": "0.3667", "10": "0.3333"}[found[2]]
+
+    def test_single_losses(self, printed, tmp_path, write_events):
+        """Losses that are far apart are named with their steps."""
+        steps = [
+            IterationEnded(at_ns=(step + 1) * 10**9, duration_ns=90_000, step=step, loss=2.0 - step)
+            for step in range(3)
+        ]
+        write_events(tmp_path, Source(run_id="run"), steps)
+        assert "loss 2 in step 0, 0 in step 2, least 0 " in " ".join(printed(read_report(tmp_path)).split())
 
     def test_before_start(self, printed, made_up):
         """The report says for how long a process had run before telemetry began, of each attempt; no figure has it."""
         report = read_report(made_up(killed_at=(130,), before_start_s=12.5))
         text = " ".join(printed(report).split())
-        assert "The process had run for 12.5 s when start() was called" in text
+        assert "The process of rank 0 had run for 12.5 s when start() was called" in text
         assert "Attempt 1: 12.5 s of the restart downtime were its process and imports before start()" in text
         assert report.goodput == read_report(made_up(killed_at=(130,))).goodput
 

@@ -266,7 +266,8 @@ def _buckets(result: GoodputResult) -> Iterator[str]:
         elif length:
             rows.append((shown(name).name, name, length))
     rows.sort(key=lambda row: -row[2])
-    shares = _shares([length for _, _, length in rows])
+    productive = next(at for at, row in enumerate(rows) if not row[1])
+    shares = _shares([length for _, _, length in rows], productive)
     width = max(len(bucket) for bucket, _, _ in rows)
     for (bucket, name, length), tenths in zip(rows, shares, strict=True):
         yield f"{_row(bucket, width, length, tenths)}  {name}".rstrip()
@@ -277,15 +278,20 @@ def _row(bucket: str, width: int, length: float, tenths: int) -> str:
     return f"{_INDENT}{bucket:<{width}}  {words.seconds(length):>8}  {tenths / 10:>5.1f} %"
 
 
-def _shares(lengths: Sequence[float]) -> list[int]:
-    """Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to the whole."""
+def _shares(lengths: Sequence[float], productive: int) -> list[int]:
+    """
+    Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to the whole.
+
+    That at the index *productive* is rounded to the nearest, as goodput is in the line above.
+    """
     total = sum(lengths)
     if not total:
         return [0] * len(lengths)
     exact = [_WHOLE * length / total for length in lengths]
     shares = [int(share) for share in exact]
+    shares[productive] = round(exact[productive])
     rest = sorted(range(len(exact)), key=lambda place: shares[place] - exact[place])
-    for place in rest[: _WHOLE - sum(shares)]:
+    for place in [place for place in rest if place != productive][: _WHOLE - sum(shares)]:
         shares[place] += 1
     return shares
 

@@ -53,8 +53,9 @@ def as_text(report: LogCheck) -> str:
 
 
 def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
-    starts = [source.first_ns for source in sources if source.first_ns is not None]
-    ends = [source.last_ns for source in sources if source.last_ns is not None]
+    ranks = [source for source in sources if source.source.role == "main"] or sources  # a collector outlives them
+    starts = [source.first_ns for source in ranks if source.first_ns is not None]
+    ends = [source.last_ns for source in ranks if source.last_ns is not None]
     span = duration(max(ends) - min(starts)) if starts and ends else "-"
     events = sum(source.events for source in sources)
     columns = f"  {'rank':>5} {'attempt':>7}  {'role':<9} {'host':<16} {'pid':>8}  {'events':>10}"

@@ -89,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
     totals = collector.totals()
     if totals["sources"]:
         _record_exit(options.log, EventLog(options.log), status, began_ns, exits.seen)
-    warn(f"trackside run: {totals['events']:,} events of {totals['sources']:,} process(es) in {printable(options.log)}")
+    got = f"{totals['events']:,} events came from {totals['sources']:,} process(es)"
+    warn(f"trackside run: {got}, and are in {printable(options.log)}")
     if not options.no_report and totals["sources"]:
         _report_on(options.log)
     return _exit_code(status)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.events import (
     ConfigError,
     Event,
@@ -290,7 +291,10 @@ def heatmap_of_tiles(mains: Sequence[Watched], what_if: WhatIf) -> Heatmap | Non
     if not means:
         return None
     return Heatmap(
-        basis="the mean times of the parts of a step, those in which ranks wait for each other left out",
+        basis=(
+            "the mean times of the parts of all steps of the latest attempt; left out are parts in which ranks wait "
+            f"for each other, and those below {words.percent(_SHOWN_FROM, 0)} of a step"
+        ),
         ranks=[one.source.rank for one, _ in found],
         nodes=[one.source.host for one, _ in found],
         names=list(means),
@@ -377,6 +381,7 @@ def _attempts(model: GoodputAccumulator, session: str, rows: Sequence[RankRow]) 
     for number, attempt in enumerate(attempts):
         own = [rows[place] for place in in_attempts[number]]
         out = [row for row in own if not row.has_good_end]
+        latest = max(own, key=lambda row: row.before_start_s, default=None)
         bars.append(
             AttemptBar(
                 number=number,
@@ -385,7 +390,8 @@ def _attempts(model: GoodputAccumulator, session: str, rows: Sequence[RankRow]) 
                 goodput=attempt.goodput,
                 buckets_s=_buckets(attempt),
                 ranks=len(own),
-                before_start_s=max((row.before_start_s for row in own), default=0.0),
+                before_start_s=0.0 if latest is None else latest.before_start_s,
+                before_start_rank=0 if latest is None else latest.rank,
                 first_out=min(out, key=lambda row: row.last_ns, default=None),
             )
         )

@@ -13,7 +13,7 @@ from trackside.core import text as words
 from trackside.events import __version__
 from trackside.report._gather import Bin, Mark
 from trackside.report._report import PRODUCTIVE, AttemptBar, Finding, Heatmap, Report, shown
-from trackside.report._verdict_rules import lost_words, waited_words
+from trackside.report._verdict_rules import loss_words, lost_words, waited_words, whole_step_words
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2430; --dim: #5c6875; --line: #dfe4ea;
@@ -566,9 +566,7 @@ def _steps(report: Report) -> str:
         notice = f"The loss is {found.value} since step {found.step}: only finite values are drawn."
         content += f'<p class="bad">{escaped(notice)}</p>'
     if len(report.loss) > 1:
-        least = min(one.low for _, one in report.loss)
-        ends = f"{words.amount(report.loss[0][1].median)} to {words.amount(report.loss[-1][1].median)}"
-        course = f'<span class="dim">{ends}, least {words.amount(least)}</span>'
+        course = f'<span class="dim">{escaped(loss_words(report))}</span>'
         content += (
             f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130, has_zero=False)}"
         )
@@ -623,9 +621,7 @@ def _parts(report: Report) -> str:
             f'<div class="part"><span>{len(shorter)} shorter ones</span><span class="track">'
             f'<i style="width:{100 * rest:.1f}%"></i></span><span class="num">{words.percent(rest)}</span></div>'
         )
-    whole_ns = sum(part.mean_ns for part in report.parts)
-    note = f"Together {words.duration(whole_ns)}, the mean step of all ranks."
-    return section("parts", "What a step is made of", rows, note)
+    return section("parts", "What a step is made of", rows, f"Together {whole_step_words(report)}.")
 
 
 _WHOLE: Final = "rank step count failed score state"

@@ -13,7 +13,7 @@ import attrs
 
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
-from trackside.report._verdict_rules import explained, lost_words, waited_words
+from trackside.report._verdict_rules import explained, loss_words, lost_words, waited_words, whole_step_words
 from trackside.report._whatif import since_words
 
 Line = list[tuple[str, str]]
@@ -178,11 +178,13 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
     medians = [one.median for _, one in points]
     slowest = max((one for _, one in points), key=lambda one: one.high)
     times = report.step_time
-    yield [("  ", ""), (spark(medians, min(len(medians), width - 4)), "green")]
+    bars = sparks(medians, width - 4)
+    yield [("  ", ""), (bars.lines[0], "green")]
     yield from _wrapped(
         f"p50 {words.seconds(times.p50_s)}, p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}"
         f"{times.whose(report.ranks_total)}; "
-        f"the longest {words.duration(slowest.high)}: step {slowest.high_step} on rank {slowest.high_rank}",
+        f"the longest {words.duration(slowest.high)}: step {slowest.high_step} on rank {slowest.high_rank}; "
+        f"▁ is {words.duration(bars.low)}, █ {words.duration(bars.high)}",
         width,
         "  ",
         "  ",
@@ -198,11 +200,13 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
         found = report.not_finite
         yield [(f"  loss: {found.value} since step {found.step}", "bold red")]
     elif len(report.loss) > 1:
-        values = [one.median for _, one in report.loss]
-        least = min(one.low for _, one in report.loss)
-        course = f"{words.amount(values[0])} to {words.amount(values[-1])} (medians of stretches)"
-        ends = f"loss {course}, least {words.amount(least)}  "
-        yield [(f"  {ends}", ""), (spark(values, max(0, min(40, width - len(ends) - 4))), "green")]
+        course = f"  loss {loss_words(report)}"
+        bars = sparks([one.median for _, one in report.loss], min(40, width - 4))
+        if len(course) + len(bars.lines[0]) + 2 <= width:
+            yield [(f"{course}  ", ""), (bars.lines[0], "green")]
+        else:
+            yield from _wrapped(course, width, "", "    ")
+            yield [("  ", ""), (bars.lines[0], "green")]
     kinds: dict[str, int] = {}
     for mark in report.marks:
         kinds[mark.kind] = kinds.get(mark.kind, 0) + 1
@@ -212,8 +216,13 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
 
 def spark(values: Sequence[float], room: int) -> str:
     """Return the finite ones of *values* as a line of blocks of at most *room* characters."""
+    return sparks(values, room).lines[0]
+
+
+def sparks(values: Sequence[float], room: int) -> Chart:
+    """Return the finite ones of *values* as one line of bars, of at most *room* characters."""
     # Bars from the least value on would make values that hardly differ look far apart.
-    return chart(values, room, 1, low=max(filter(math.isfinite, values), default=0.0) / 2).lines[0]
+    return chart(values, room, 1, low=max(filter(math.isfinite, values), default=0.0) / 2)
 
 
 @attrs.frozen
@@ -253,6 +262,7 @@ def chart(values: Sequence[float], room: int, height: int, *, low: float | None 
 
 
 def _parts(report: Report) -> Iterator[Line]:
+    yield [(f"  together {whole_step_words(report)}", "dim")]
     rows = [
         (part.name, words.duration(part.mean_ns), words.percent(part.share), part.kind, "█" * round(part.share * 30))
         for part in report.parts[:_MOST]

@@ -187,6 +187,8 @@ class AttemptBar:
     """The rank that fell silent first, if the attempt did not end well."""
     before_start_s: float = 0.0
     """The longest time of a rank's process before the job was started in it, in seconds; in no bucket of this bar."""
+    before_start_rank: int = 0
+    """The rank of that process."""
 
     @property
     def before_start(self) -> str:
@@ -196,7 +198,8 @@ class AttemptBar:
         took = words.seconds(self.before_start_s)
         if self.number:
             return f"Attempt {self.number}: {took} of the restart downtime were its process and imports before start()."
-        return f"The process had run for {took} when start() was called, with its imports: that is in no figure here."
+        process = f"The process of rank {self.before_start_rank}" if self.ranks > 1 else "The process"
+        return f"{process} had run for {took} when start() was called, with its imports: that is in no figure here."
 
 
 @attrs.frozen(kw_only=True)
@@ -207,7 +210,7 @@ class Part:
     kind: str
     """``input``, ``compute``, ``waiting`` or ``other``, by its name."""
     mean_ns: float
-    """The mean time in a step of a rank."""
+    """The mean time of it in a step, over all steps of all ranks."""
     share: float
     """The share of the mean step, 0 to 1."""
 

@@ -147,7 +147,8 @@ def _summary(report: Report, bound: str) -> str:
         lines.append(f"Half of the steps{whose} took less than {words.seconds(times.p50_s)}.")
     if bound:
         share = sum(part.share for part in report.parts if part.kind == bound)
-        lines.append(f"Steps are {_BOUND_WORDS[bound]}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
+        bound_words = _EXCHANGE_BOUND if bound == "waiting" and not report.late else _BOUND_WORDS[bound]
+        lines.append(f"Steps are {bound_words}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
         if bound == "compute" and _has_wait_in_backward(report):
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
     if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
@@ -162,6 +163,8 @@ def _summary(report: Report, bound: str) -> str:
 
 
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
+_EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
+"""The words for waiting where no rank is late: nobody is waited for."""
 
 
 def _has_wait_in_backward(report: Report) -> bool:
@@ -186,6 +189,24 @@ def _bound(report: Report, found: Sequence[Finding]) -> str:
 
 
 # --- words that several rules and views use ------------------------------------------------------------------------
+
+
+def loss_words(report: Report) -> str:
+    """Return the first loss, the last and the least one of a report that has several, in words."""
+    (_, first), *_, (_, last) = report.loss
+    least = min(one.low for _, one in report.loss)
+    named = [
+        f"{words.amount(one.median)} "
+        + (f"in step {one.last_step}" if one.count == 1 else f"(median of steps {one.first_step} to {one.last_step})")
+        for one in (first, last)
+    ]
+    return f"{', '.join(named)}, least {words.amount(least)}{report.step_time.whose(report.ranks_total)}"
+
+
+def whole_step_words(report: Report) -> str:
+    """Return how long the parts of a step are together, and of which ranks that is the mean."""
+    whose = ", the mean step of all ranks" if report.ranks_total > 1 else ", the mean step"
+    return f"{words.duration(sum(part.mean_ns for part in report.parts))}{whose}"
 
 
 def lost_words(report: Report) -> str:
