@@ -26,6 +26,7 @@ from trackside.events import (
 )
 from trackside.handlers import check_logs, feed, replay
 from trackside.handlers.eventlog._reader import LogReader
+from trackside.handlers.eventlog._writer import log_name
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
@@ -109,6 +110,75 @@ class TestLogs:
             list(LogReader(path, kept).read())
         assert kept.frames == frames
 
+    @pytest.fixture
+    def half_written(self, tmp_path):
+        """Give a source that has written events 0 to 9 into a file of its own, and a writer for the same directory."""
+        source = Source.detect({}, run_id="run")
+        log_writer = MultiLogWriter(tmp_path / "logs")
+        own = MultiLogWriter(tmp_path / "own")
+        own.append(source, frame_of(source, 0, 9), 10)
+        assert own.flush(60)
+        (tmp_path / "own").rename(tmp_path / "logs")
+        log_writer.append(source, frame_of(source, 0, 9), 10)
+        assert log_writer.flush(60)  # it waits no longer for the source to show whether it has a file of its own
+        for first in (10, 20):
+            log_writer.append(source, frame_of(source, first, first + 9), 10)
+        assert log_writer.flush(60)
+        (report,) = check_logs(tmp_path / "logs").sources
+        assert (report.events, report.repeated) == (10, 0)
+        return source, log_writer
+
+    def test_own_file(self, half_written, tmp_path):
+        """A source that writes its file itself has no second one, and its latest events are forgotten when it ends."""
+        source, log_writer = half_written
+        log_writer.end(source)
+        assert log_writer.close(60)
+        assert len(list(tmp_path.rglob("*.tslog"))) == 1
+        assert log_writer.stats()["refused_events"] == 0
+
+    def test_own_file_of_a_killed_process(self, half_written, tmp_path):
+        """Of one that did not end the events that its own file lacks are written when the writer closes."""
+        _, log_writer = half_written
+        assert log_writer.close(60)
+        (report,) = check_logs(tmp_path / "logs").sources
+        assert (report.events, report.missing) == (30, 0)
+        assert [event.step for event in replay(tmp_path / "logs")] == list(range(30))
+
+    def test_own_file_of_much(self, tmp_path, monkeypatch):
+        """No more than the latest events of such a source are kept."""
+        source = Source.detect({}, run_id="run")
+        frames = [frame_of(source, first, first + 9) for first in range(1000, 2000, 10)]
+        monkeypatch.setattr(_collector, "_TAIL_BYTES", 3 * len(frames[0]))
+        log_writer = MultiLogWriter(tmp_path)
+        (tmp_path / log_name(source, 0)).parent.mkdir()
+        (tmp_path / log_name(source, 0)).touch()
+        log_writer.append(source, frames[0], 10)
+        assert log_writer.flush(60)
+        for frame in frames[1:]:
+            log_writer.append(source, frame, 10)
+        assert log_writer.close(60)
+        assert [event.step for event in replay(tmp_path)] == list(range(1970, 2000))
+
+    def test_ends_at_once(self, tmp_path):
+        """A source that ends before its file is begun is written, too, as soon as that is asked for."""
+        source = Source.detect({}, run_id="run")
+        log_writer = MultiLogWriter(tmp_path)
+        log_writer.append(source, frame_of(source, 0, 9), 10)
+        log_writer.end(source)
+        assert log_writer.flush(60)
+        assert [event.step for event in replay(tmp_path)] == list(range(10))
+
+    def test_file_of_an_earlier_writer(self, tmp_path):
+        """A source whose file was there before, as a collector that was killed leaves it, is written on."""
+        source = Source.detect({}, run_id="run")
+        earlier = MultiLogWriter(tmp_path)
+        earlier.append(source, frame_of(source, 0, 9), 10)
+        assert earlier.flush(60)
+        later = MultiLogWriter(tmp_path)
+        later.append(source, frame_of(source, 10, 19), 10)
+        assert later.flush(60)
+        assert [event.step for event in replay(tmp_path)] == list(range(20))
+
     def test_vanished_file_is_named(self, tmp_path, monkeypatch):
         """Lost frames of a file that was removed are counted in the next, and later events are kept."""
         source = Source.detect({}, run_id="run")
@@ -177,7 +247,8 @@ class TestModels:
         pair = [sent(collector, rank) for rank in range(2)]
         for rank, job in enumerate(pair):
             job.work(seed=rank, steps=20)
-        until(lambda: len({event.source_id for event in collector.heard(ClockCompared)}) == 2)
+        # Those of the two ranks, and that of another process, which the work itself reports.
+        until(lambda: len({event.source_id for event in collector.heard(ClockCompared)}) == 3)
         models = [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(), CounterBoard(), ClockOffsets()]
         viewer = attached(collector.viewer_endpoint, models=models, insecure=True)
         assert viewer.wait(60)
@@ -194,12 +265,12 @@ class TestModels:
         assert viewer.lost == 0
         assert all(joined.complete for joined in viewer.models.values())
         assert states(models) == states([model for model in collector.models if hasattr(model, "dump")])
-        assert len(models[-1].result().offsets) == 2
+        assert len(models[-1].result().offsets) == 3
 
 
 class TestRestart:
     @pytest.mark.integration
-    def test_killed_and_started_again(self, command_line, jobs, tmp_path, free_port):
+    def test_killed_and_started_again(self, command_line, jobs, tmp_path, free_port, until):
         """
         A collector is killed while a job sends, and started again: the job reconnects by itself and nothing is lost.
         """
@@ -208,7 +279,7 @@ class TestRestart:
         first.stdout.readline()
         job = jobs(publish=False, collector=f"tcp://127.0.0.1:{free_port}", insecure=True, models=False)
         job.pace(per_s=2000)
-        time.sleep(1.2)
+        until(lambda: [path for path in (tmp_path / "log").rglob("*.tslog") if path.stat().st_size > 10_000])
         first.send_signal(signal.SIGKILL)
         first.wait()
 

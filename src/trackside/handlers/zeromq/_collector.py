@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -91,6 +91,11 @@ BUFFER_BYTES: Final = 256 << 20
 MOST_OPEN: Final = 1024
 """Files held open; those not written for longest are closed and opened again when needed."""
 ROTATE_BYTES: Final = 256 << 20
+_BEGIN_S: Final = 2.0
+"""The time after the first frame of a source in which it shows whether it writes its file itself."""
+_TAIL_BYTES: Final = 1 << 20
+_TAILS_BYTES: Final = 256 << 20
+"""The most that is kept of one source that writes its file itself, and of all of them."""
 _WAKE_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 18
 
@@ -102,7 +107,21 @@ class _SourceLog:
     buffer: WriteBuffer
     appender: Appender
     series: RecordWriter
+    begins_s: float
+    """The time, of a monotonic clock, from which on its file is begun."""
+    is_begun: bool = False
+    tail: deque[WaitingFrame] | None = None
+    """The latest frames of a source that writes its file itself, into the same directory; None of all others."""
+    tail_bytes: int = 0
     is_ended: bool = False
+
+    def keep(self, frame: WaitingFrame, most_bytes: int) -> None:
+        """Put *frame* at the end of the tail, and forget the oldest ones beyond *most_bytes*."""
+        assert self.tail is not None
+        self.tail.append(frame)
+        self.tail_bytes += len(frame.frame)
+        while self.tail_bytes > most_bytes:
+            self.tail_bytes -= len(self.tail.popleft().frame)
 
 
 class MultiLogWriter:
@@ -111,6 +130,10 @@ class MultiLogWriter:
 
     Frames are handed over and never waited for. What has no room while the disk is slow is counted, and named in the
     file in the place where it is missing.
+
+    A source that writes its file itself, into the same directory, has no second one here. Only its latest frames are
+    kept in memory, and written when this closes, unless the source has ended by then: a process that is killed has not
+    written its last second.
 
     Args:
         directory: Where the logs go; made if it does not exist.
@@ -122,6 +145,8 @@ class MultiLogWriter:
         self.refused_events: int = 0
         """Events that no file has, because the disk was too slow or full for too long."""
         self._fsync_s = fsync_s
+        self._earlier = frozenset(find_files([self.directory])[0]) if self.directory.is_dir() else frozenset()
+        """The files that an earlier writer may have left: a source of which it was one is written on."""
         self._logs: dict[str, _SourceLog] = {}
         self._dirty: dict[str, _SourceLog] = {}
         self._open: OrderedDict[str, _SourceLog] = OrderedDict()
@@ -143,6 +168,9 @@ class MultiLogWriter:
         """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
         with self._lock:
             log = self._log(source)
+            if log.tail is not None:
+                log.keep(WaitingFrame(frame, events), self._tail_bytes())
+                return True
             if self._waiting_bytes + len(frame) > BUFFER_BYTES:
                 log.buffer.refuse(frame, events, log.buffer.trouble or "the disk is slower than the stream")
                 self.refused_events += events
@@ -158,8 +186,9 @@ class MultiLogWriter:
         """Have it written that *events* of *source* are missing here."""
         with self._lock:
             log = self._log(source)
-            log.buffer.note(Loss(events, 0, reason, clock.now_ns()))
-            self._dirty[source.id] = log
+            if log.tail is None:
+                log.buffer.note(Loss(events, 0, reason, clock.now_ns()))
+                self._dirty[source.id] = log
 
     def end(self, source: Source) -> None:
         """Have the file of *source* finished: nothing more is expected of it. If it does come, a new part begins."""
@@ -167,6 +196,8 @@ class MultiLogWriter:
             log = self._logs.get(source.id)
             if log is not None:
                 log.is_ended = True
+                if log.tail is not None:
+                    log.tail.clear()
                 self._dirty[source.id] = log
 
     def flush(self, timeout_s: float = 2.0) -> bool:
@@ -175,6 +206,12 @@ class MultiLogWriter:
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Write what was taken and finish every file; True if all of it was written."""
+        with self._lock:
+            for name, log in self._logs.items():
+                for frame in log.tail or ():
+                    log.buffer.put(*frame)
+                    self._waiting_bytes += len(frame.frame)
+                    self._dirty[name] = log
         return self._worker.close(timeout_s) and not self._waiting_bytes
 
     def stats(self) -> dict[str, int]:
@@ -195,7 +232,7 @@ class MultiLogWriter:
                 self.directory, lambda part: log_name(source, part), rotate_bytes=ROTATE_BYTES, fsync_s=self._fsync_s
             )
             buffer = WriteBuffer(BUFFER_BYTES, clock.now_ns, self._lock)
-            log = _SourceLog(buffer, appender, RecordWriter(appender, source))
+            log = _SourceLog(buffer, appender, RecordWriter(appender, source), time.monotonic() + _BEGIN_S)
             self._logs[source.id] = log
         return log
 
@@ -205,12 +242,38 @@ class MultiLogWriter:
         with self._lock:
             dirty, self._dirty = self._dirty, {}
         for name, log in dirty.items():
-            self._write(name, log, insist=insist)
+            if log.is_begun or self._begin(name, log, insist=insist):
+                self._write(name, log, insist=insist)
         for log in list(self._open.values()):
             log.appender.sync_if_due()
         if is_last:
             for log in list(self._logs.values()):
                 log.series.finish()
+
+    def _begin(self, name: str, log: _SourceLog, *, insist: bool) -> bool:
+        """Look whether the source writes its file itself, once it has had the time to; return whether it has."""
+        if not insist and time.monotonic() < log.begins_s:
+            with self._lock:
+                self._dirty.setdefault(name, log)
+            return False
+        own = self.directory / log_name(log.series.source, 0)
+        has_own = own not in self._earlier and own.exists()
+        with self._lock:
+            log.is_begun = True
+            if has_own:
+                log.tail = deque()
+                while entries := log.buffer.batch(_CHUNK_BYTES):
+                    log.buffer.settle(entries)
+                    for entry in entries:
+                        if isinstance(entry, WaitingFrame):
+                            self._waiting_bytes -= len(entry.frame)
+                            log.keep(entry, self._tail_bytes())
+                if log.is_ended:
+                    log.tail.clear()
+        return True
+
+    def _tail_bytes(self) -> int:
+        return min(_TAIL_BYTES, _TAILS_BYTES // len(self._logs))
 
     def _write(self, name: str, log: _SourceLog, *, insist: bool) -> None:
         """Write what waits of one source, and survive whatever happens."""
