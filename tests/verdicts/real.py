@@ -178,6 +178,7 @@ def run_real(labelled, directory, *, beside_traceml=False):
     job = [str(HERE / program), loop, labelled.cause, str(logs)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE_")}
     variables["OMP_NUM_THREADS"] = "1"
+    variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # an attempt would read addresses of the one before
     if loop == "bare":
         _launch_bare([sys.executable, *job], variables, directory, labelled.ranks)
     elif beside_traceml:
