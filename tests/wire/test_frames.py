@@ -228,7 +228,7 @@ class TestSchemas:
 
     def test_twice(self, forged):
         """Two types of one frame have two numbers."""
-        with pytest.raises(DecodeError, match="of its own"):
+        with pytest.raises(DecodeError, match="used twice"):
             FrameDecoder().decode(forged(schemas=[SCHEMA, [0, "acme.y", 1, []]]))
 
     def test_unused(self, forged):

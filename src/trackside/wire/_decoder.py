@@ -509,7 +509,7 @@ class FrameDecoder:
 
     def _decoders_of(self, schemas: object) -> dict[Any, RowDecoder]:
         if type(schemas) is not list or len(schemas) > MAX_MAP_LENGTH:
-            raise DecodeError(f"a frame's schemas are a list, of at most {MAX_MAP_LENGTH}")
+            raise DecodeError(f"a frame's schemas are no list of at most {MAX_MAP_LENGTH}")
         decoders: dict[Any, RowDecoder] = {}
         for schema in schemas:
             try:
@@ -521,9 +521,9 @@ class FrameDecoder:
                 if decoder is None:
                     check_schema(name, version, names)
             except (TypeError, ValueError) as error:
-                raise DecodeError("a schema is a number, a name, a version and a list of fields") from error
+                raise DecodeError("a schema is no list of a number, a name, a version and a list of fields") from error
             if type(number) is not int or number in decoders:
-                raise DecodeError("a schema's number is a whole number of its own")
+                raise DecodeError("a schema's number is no whole number, or is used twice in the frame")
             if decoder is None:
                 decoder = RowDecoder(*key)
                 self._decoders.put(key, decoder, weigh(key) + _DECODER_BYTES)
@@ -534,25 +534,25 @@ class FrameDecoder:
 def _parts(data: bytes) -> Any:
     parts = unpack(data, MAX_FRAME_BYTES)
     if type(parts) is not list or len(parts) != WIDTH:
-        raise DecodeError("a frame is a list of seven")
+        raise DecodeError(f"not a frame: no list of {WIDTH} parts")
     return parts
 
 
 def _check_header(version: object, source_id: object, first: object, last: object, dropped: object) -> None:
     # No message here shows the refused value: formatting a list that is nested a thousand deep would itself raise.
     if type(version) is not int:
-        raise DecodeError("a frame begins with its version")
+        raise DecodeError("not a frame: its version is no whole number")
     if version != FRAME_VERSION:
         raise DecodeError(f"frame version {version}; this release reads {FRAME_VERSION}")
     if type(source_id) is not str or len(source_id) > MAX_NAME_LENGTH:
-        raise DecodeError("a frame names its source")
+        raise DecodeError(f"a frame's source is no text of at most {MAX_NAME_LENGTH} characters")
     if type(first) is not int or type(last) is not int or not 0 <= first <= last + 1 <= _MAX_SEQ:
-        raise DecodeError("a frame says which numbers it accounts for")
+        raise DecodeError("a frame's first and last number are no whole numbers in their order")
     if type(dropped) is not dict:
-        raise DecodeError("a frame's drops are counts by name")
+        raise DecodeError("a frame's dropped events are no map of names and counts")
     for name, count in dropped.items():
         if type(name) is not str or type(count) is not int or not 0 <= count <= _MAX_SEQ:
-            raise DecodeError("a frame's drops are counts by name")
+            raise DecodeError("a frame's dropped events are no map of names and counts")
 
 
 def _completed(
@@ -570,7 +570,7 @@ def _decode_rows(
 ) -> list[Event]:
     """Return the events of *rows*."""
     if type(rows) is not list or len(rows) > MAX_FRAME_ROWS:
-        raise DecodeError(f"a frame's rows are a list, of at most {MAX_FRAME_ROWS}")
+        raise DecodeError(f"a frame's rows are no list of at most {MAX_FRAME_ROWS}")
     if not rows:
         return []
     groups = _grouped(rows, decoders)
@@ -585,13 +585,13 @@ def _decode_rows(
 def _grouped(rows: list[Any], decoders: Mapping[Any, RowDecoder]) -> dict[Any, list[Any]]:
     """Return the *rows* of each type by its number; raise if a row's width is not that of its schema."""
     if not _LISTS.issuperset(map(type, rows)):
-        raise DecodeError("a row is a list")
+        raise DecodeError("a row is no list")
     try:
         numbers = set(map(_first, rows))
     except (TypeError, IndexError):  # a number that is a list or a map, or an empty row
         numbers = {None}
     if not numbers <= decoders.keys():
-        raise DecodeError("a row is of no type of its frame")
+        raise DecodeError("a row begins with a number that none of its frame's schemas has")
     if len(numbers) == 1:
         groups = {numbers.pop(): rows}
     else:
@@ -600,16 +600,16 @@ def _grouped(rows: list[Any], decoders: Mapping[Any, RowDecoder]) -> dict[Any, l
             groups[row[0]].append(row)
     for number, group in groups.items():
         if set(map(len, group)) != {decoders[number].width}:
-            raise DecodeError("a row is not as wide as its schema says")
+            raise DecodeError("a row has more or fewer values than its schema names")
     return groups
 
 
 def _check_order(rows: list[Any], first: int, last: int) -> None:
     offsets = list(map(_second, rows))
     if not _WHOLE.issuperset(map(type, offsets)):
-        raise DecodeError("a row's number is a whole number")
+        raise DecodeError("a row's number is no whole number")
     if offsets[0] < 0 or first + offsets[-1] > last or not all(map(lt, offsets, islice(offsets, 1, None))):
-        raise DecodeError("a row is out of order")
+        raise DecodeError("a row is out of order: its number is not above the one before it, or not one of the frame's")
 
 
 def _described_source(events: list[Event], source: Source) -> Source:
