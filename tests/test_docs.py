@@ -91,6 +91,20 @@ class TestNavigation:
         assert sorted(named) == sorted(page for page in pages - {"index"} if not page.startswith("write-"))
         assert {"reference/*", "write-*"} <= set(listed)
 
+    @pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem)
+    def test_links(self, page):
+        """A link leads to a file and a heading that are in the repository, as those who read it there see them."""
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        linked = [target for target in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match("[a-z]+:", target)]
+        for target in linked:
+            name, _, anchor = target.partition("#")
+            there = page.parent / name if name else page
+            assert there.exists(), target
+            if anchor:
+                headings = re.findall("^#+ (.*)$", there.read_text("utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, target
+
     def test_first_paragraph(self):
         """Each page says under its title what it is, before any code, table or further title."""
         openings = {page.stem: page.read_text(encoding="utf-8").split("\n\n", 2)[1] for page in DOCS.glob("*.md")}
