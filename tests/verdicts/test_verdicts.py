@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from trackside.cli import main
-from trackside.handlers import replay
+from trackside.handlers import feed, replay
+from trackside.handlers.models.scores import ScoreAggregator
 from trackside.report import Selected, Top, compare, read_report
 
 pytestmark = pytest.mark.once
@@ -35,6 +36,15 @@ class TestRecorded:
     def test_cause_is_first(self, recorded, real_jobs, tmp_path):
         """The logs that a real job left are judged as its label says."""
         assert real_jobs.REAL[recorded].mistakes(real_jobs.replayed(recorded, tmp_path).verdict) == []
+
+    def test_stragglers_by_scores(self, recorded, real_jobs, tmp_path):
+        """The scores of its sections accuse no rank but the late one."""
+        real_jobs.replayed(recorded, tmp_path)
+        reports = []
+        feed(replay(tmp_path), ScoreAggregator(on_report=reports.append))
+        labelled = real_jobs.REAL[recorded]
+        accused = {one.rank for report in reports for one in report.stragglers}
+        assert accused <= {labelled.rank, *labelled.beside}
 
 
 class TestViews:
