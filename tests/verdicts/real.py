@@ -303,11 +303,16 @@ def _anonymous(info):
     return info
 
 
-def replayed(name, directory):
-    """Return the report on the recorded logs of the job *name*."""
+def unpacked(name, directory):
+    """Return the directory of the recorded logs of the job *name*, unpacked into *directory*."""
     with tarfile.open(recording(name)) as archive:
         archive.extractall(directory, filter="data")
-    return read_report(directory / "runs")
+    return directory / "runs"
+
+
+def replayed(name, directory):
+    """Return the report on the recorded logs of the job *name*."""
+    return read_report(unpacked(name, directory))
 
 
 def judge(name, directory, *, keep=False):

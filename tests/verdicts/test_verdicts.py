@@ -39,9 +39,8 @@ class TestRecorded:
 
     def test_stragglers_by_scores(self, recorded, real_jobs, tmp_path):
         """The scores of its sections accuse no rank but the late one."""
-        real_jobs.replayed(recorded, tmp_path)
         reports = []
-        feed(replay(tmp_path), ScoreAggregator(on_report=reports.append))
+        feed(replay(real_jobs.unpacked(recorded, tmp_path)), ScoreAggregator(on_report=reports.append))
         labelled = real_jobs.REAL[recorded]
         accused = {one.rank for report in reports for one in report.stragglers}
         assert accused <= {labelled.rank, *labelled.beside}
