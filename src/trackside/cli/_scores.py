@@ -47,7 +47,7 @@ Add = Callable[[str, ScoreReport], None]
 HELP = "say which rank is slow, where and since when"
 DESCRIPTION = (
     "Compare what the ranks measured of their sections and kernels. A straggler has a score below 0.75 in two windows "
-    "in a row, at a cost that matters."
+    "in a row, or each time in one, at a cost that matters."
 )
 
 
@@ -189,7 +189,7 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
     if not report.stragglers:
         share = least_late_share(len(report.ranks) - silent)
         least = f"{words.seconds(LEAST_LATE_NS / 1e9)} and {share * 100:.0f} % of a step"
-        yield f"  none: a straggler has a low score in {LEAST_WINDOWS} windows in a row, and it costs {least} at least"
+        yield f"  none: no score is low in {LEAST_WINDOWS} windows in a row, or each time, and costs {least}"
         yield "  trackside report also compares what is outside of these sections"
     waiting = list(_waiting(report))
     if waiting:

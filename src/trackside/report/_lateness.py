@@ -18,12 +18,11 @@ from typing import Final
 
 import attrs
 
-from trackside.handlers.models.steps import LEAST_LATE_NS, least_lateness_ns
+from trackside.handlers.models.steps import FEWEST_STEPS, LEAST_LATE_NS, least_lateness_ns
 
 ALLOWANCE: Final = 1e-3
 """The probability that a job of equally fast ranks has one named, all its comparisons together."""
 FEWEST_BLOCKS: Final = 3
-FEWEST_STEPS: Final = 20
 _LONG_WINDOWS: Final = 8
 _SHORT_IN_LONG: Final = 8
 """Short windows in a long one, where there are so many steps."""

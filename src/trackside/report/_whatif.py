@@ -23,6 +23,7 @@ import attrs
 from trackside.core import text as words
 from trackside.events import IterationEnded, SectionWindow, Source, SpanEnded, SpanStarted, span_names
 from trackside.handlers.models.steps import (
+    FEWEST_STEPS,
     INTERRUPTING,
     LEAST_LATE_NS,
     OTHER,
@@ -33,7 +34,6 @@ from trackside.handlers.models.steps import (
 )
 from trackside.report._lateness import (
     FEWEST_BLOCKS,
-    FEWEST_STEPS,
     LateStretch,
     Rows,
     find_late,

@@ -50,6 +50,8 @@ def kind_by_name(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
 
 
+FEWEST_STEPS: Final = 20
+"""Fewer steps, or fewer times of one part, are no evidence that a rank is late."""
 LEAST_LATE_NS: Final = 1e6
 """Lateness below a millisecond a step is no evidence on any machine."""
 _LEAST_LATE_SHARE: Final = 0.08

@@ -292,13 +292,20 @@ STEPS = 100
 
 
 @pytest.fixture
-def feed_ms(feed):
-    """Feed one window, with the median of each rank's one section in ms, or all its medians; steps take 10 ms."""
+def feed_ms(aggregator, source, section_window):
+    """
+    Feed one window, with the median of each rank's one section in ms, or all its medians; steps take 10 ms.
 
-    def feed_window(window, medians, **given):
-        tables = {rank: median if isinstance(median, dict) else {"s": median} for rank, median in medians.items()}
-        in_ns = {rank: {name: ms * MS for name, ms in table.items()} for rank, table in tables.items()}
-        feed(window, in_ns, world=max(2, len(medians)), **given)
+    Each section has a shortest time of 1 ms, so that no rank is slow each time.
+    """
+
+    def feed_window(window, medians, *, shortest_ms=1.0, count=STEPS, **given):
+        for rank, median in medians.items():
+            table = median if isinstance(median, dict) else {"s": median}
+            columns = {"min_ns": [shortest_ms * MS] * len(table), "counts": [count] * len(table)}
+            times = {name: ms * MS for name, ms in table.items()}
+            of_rank = source(rank, world=max(2, len(medians)), **given)
+            aggregator(section_window(of_rank, window, times, **columns))
 
     return feed_window
 
@@ -354,6 +361,26 @@ class TestStragglers:
         for window, median in enumerate((30, 30, 10, 30, 30)):
             feed_ms(window, {0: 10, 1: median})
         assert {one.since_window for one in aggregator.latest().stragglers} == {3}
+
+    def test_slow_each_time(self, feed_ms, aggregator):
+        """A rank of which each time is longer than the reference's median is a straggler in its first window."""
+        for window, shortest_ms in enumerate((10.0, 10.1)):
+            feed_ms(window, {0: 10, 1: 30}, shortest_ms=shortest_ms, attempt=window, host=str(window))
+        assert [relative(report) for report in aggregator.result().windows] == [[], [(1, 1, 100)]]
+
+    def test_slow_a_few_times(self, feed_ms, aggregator):
+        """Nineteen times are too few for that."""
+        for window, count in enumerate((19, 20)):
+            feed_ms(window, {0: 10, 1: 30}, shortest_ms=10.1, count=count, attempt=window, host=str(window))
+        assert [relative(report) for report in aggregator.result().windows] == [[], [(1, 1, 100)]]
+
+    def test_slower_than_before_each_time(self, feed_ms, aggregator):
+        """A rank that is slower than it was is one in its second such window: all ranks may be so for a moment."""
+        found = []
+        for window, median in enumerate((10, 30, 30)):
+            feed_ms(window, {0: median}, shortest_ms=10.1)
+            found.append([(one.kind, one.since_window) for one in aggregator.result().windows[-1].stragglers])
+        assert found == [[], [], [("individual", 1)]]
 
     def test_slow_in_turns(self, feed_ms, aggregator):
         """A rank that is slow in every other window is none: noise does that, too."""

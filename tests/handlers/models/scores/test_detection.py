@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 
 import pytest
 
@@ -13,6 +12,7 @@ pytestmark = pytest.mark.once
 
 RANKS = 256
 WINDOWS = 3
+STEP_NS = 20_000_000
 SECTIONS = {"data": 2e6, "forward": 5e6, "backward": 9e6}
 
 
@@ -26,11 +26,12 @@ def alarms(source, section_window):
         aggregator = ScoreAggregator(thresholds=thresholds, kinds=["relative"])
         for window in range(WINDOWS):
             for rank in range(RANKS):
-                medians = {}
+                times = {}
                 for name, duration in SECTIONS.items():
                     slow = factor if rank in slowed and name == "forward" else 1.0
-                    medians[name] = statistics.median(duration * slow * rng.gauss(1.0, 0.05) for _ in range(steps))
-                aggregator(section_window(source(rank, world=RANKS), window, medians))
+                    times[name] = [duration * slow * rng.gauss(1.0, 0.05) for _ in range(steps)]
+                bounds = {"last_step": 100 * window + steps - 1, "start_ns": 0, "at_ns": steps * STEP_NS}
+                aggregator(section_window(source(rank, world=RANKS), window, times, **bounds))
         found = {(one.rank, one.what) for report in aggregator.result().windows for one in report.stragglers}
         return found, {(rank, "section forward") for rank in slowed}
 

@@ -49,6 +49,7 @@ from trackside.handlers.models.scores._window import (
     packed,
     unpacked,
 )
+from trackside.handlers.models.steps import FEWEST_STEPS
 from trackside.wire import FrameView
 
 _MOST_AHEAD: Final = 2
@@ -667,11 +668,13 @@ def section_timings(event: SectionWindow, history: Lowest, number: int, layouts:
     """Return the timings in *event*, and add them to *history*."""
     layout = layouts.of(event.names)
     medians, entries = array("d", event.median_ns), array("d", event.entries)
+    timed = zip(event.min_ns, event.counts, strict=True)
+    shortest = array("d", [low if count >= FEWEST_STEPS else 0.0 for low, count in timed])
     if event.waits or not _are_times(medians):
         waits = set(event.waits)
         kept = [place for place, median in enumerate(medians) if _is_time(median) and layout.names[place] not in waits]
-        layout, (medians, entries) = _only(kept, layout, layouts, medians, entries)
-    return Timings(layout, medians, entries, history.update(layout, medians, layouts), number)
+        layout, (medians, entries, shortest) = _only(kept, layout, layouts, medians, entries, shortest)
+    return Timings(layout, medians, entries, history.update(layout, medians, layouts), shortest, number)
 
 
 def waited_ns(event: SectionWindow) -> float:
@@ -699,7 +702,8 @@ def kernel_timings(
             if place not in excluded and _is_time(median) and _is_time(weight)
         ]
         layout, (medians, weights) = _only(kept, layout, layouts, medians, weights)
-    return Timings(layout, medians, weights, history.update(layout, medians, layouts), number, left_out_ns)
+    lowest = history.update(layout, medians, layouts)
+    return Timings(layout, medians, weights, lowest, array("d"), number, left_out_ns)
 
 
 def summary(event: SectionWindow | KernelWindow) -> Summary:

@@ -102,6 +102,15 @@ class Evaluation:
         column = scores.gpu if what == GPU else scores.sections.get(what.partition(" ")[2])
         return column[place] if column else None
 
+    def is_slow_throughout(self, place: int, kind: str, what: str, score: float) -> bool:
+        """Return whether a section took longer each time than its reference, its peers' shortest median, did."""
+        member = self.members[place]
+        timings = member.sections if member is not None and kind == RELATIVE and what != GPU else None
+        if timings is None:
+            return False
+        column = timings.layout.places[what.partition(" ")[2]]
+        return timings.shortest[column] > timings.medians[column] * score
+
     def lost_s_per_step(self, place: int, kind: str, what: str, score: float) -> float:
         """Return by how many seconds a step would be shorter at the reference."""
         member = self.members[place]
@@ -292,7 +301,9 @@ Streaks = dict[Slow, Streak]
 """The ranks that have been slow in every window that scored them."""
 
 LEAST_WINDOWS: Final = 2
-"""The windows in a row in which a rank is slow before it is a straggler: noise slows a rank in one."""
+"""
+The windows in a row in which a rank is slow before it is a straggler: noise slows a rank for some of the steps of one.
+"""
 
 
 def slow_ranks(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
@@ -366,7 +377,11 @@ def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, h
 
 
 def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) -> list[Straggler]:
-    """Return the *slow* ranks of a window that have been so in several, and whose lateness matters; the worst first."""
+    """
+    Return the *slow* ranks of a window that are so by no noise, and whose lateness matters; the worst first.
+
+    It is no noise if it lasts for a streak of windows, or if a section took longer each time in one.
+    """
     found = []
     members = [member for member in evaluation.members if member is not None]
     least_ns = least_lateness_ns(median(member.step_ns for member in members), len(members)) if members else 0.0
@@ -374,7 +389,8 @@ def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) 
         score, streak = evaluation.score(place, key.kind, key.what), streaks[key]
         assert score is not None
         lost_s_per_step = evaluation.lost_s_per_step(place, key.kind, key.what, score)
-        if streak.windows < LEAST_WINDOWS or lost_s_per_step * _NS_PER_S < least_ns:
+        is_evident = streak.windows >= LEAST_WINDOWS or evaluation.is_slow_throughout(place, key.kind, key.what, score)
+        if not is_evident or lost_s_per_step * _NS_PER_S < least_ns:
             continue
         found.append(
             Straggler(

@@ -83,7 +83,7 @@ class Thresholds:
 
 @attrs.frozen(kw_only=True)
 class Straggler:
-    """A rank that is too slow in one section or on its GPU, on the evidence of several windows."""
+    """A rank that is too slow in one section or on its GPU, and not by noise."""
 
     rank: int
     node: str
@@ -138,7 +138,7 @@ class ScoreReport:
     stragglers: list[Straggler]
     """
     The ranks of which low scores are evidence, the worst first: by the aggregator's thresholds in two windows in a row,
-    at a cost that matters, and not where ranks wait for each other.
+    or all through one, at a cost that matters, and not where ranks wait for each other.
     """
     summaries: dict[str, Summary] = attrs.field(factory=dict)
     """``sections`` and ``kernels`` of the one rank whose statistics are kept."""

@@ -123,6 +123,8 @@ class Timings:
     """For a section, how often it was entered; for a kernel, its total time in ns."""
     lowest: array[float]
     """The smallest medians of the rank's own stream so far, these included."""
+    shortest: array[float]
+    """For a section, its shortest time; 0 if it was timed too seldom to be evidence. Empty for kernels."""
     number: int
     """The number of windows of the stream up to and including this one."""
     left_out_ns: float = 0.0
@@ -135,6 +137,7 @@ class Timings:
             packed(self.medians),
             packed(self.weights),
             packed(self.lowest),
+            packed(self.shortest),
             self.number,
             self.left_out_ns,
         ]
@@ -142,12 +145,12 @@ class Timings:
     @classmethod
     def load(cls, data: Any, layouts: list[Layout]) -> Timings:
         """Return the object that was dumped as *data*."""
-        place, medians, weights, lowest, number, left_out_ns = data
+        place, medians, weights, lowest, shortest, number, left_out_ns = data
         layout = layouts[place]
-        columns = unpacked(medians), unpacked(weights), unpacked(lowest)
-        if any(len(column) != len(layout) for column in columns):
+        found = unpacked(medians), unpacked(weights), unpacked(lowest), unpacked(shortest)
+        if any(len(column) != len(layout) for column in (found if shortest else found[:3])):
             raise ValueError("as many values as names")
-        return cls(layout, columns[0], columns[1], columns[2], int(number), float(left_out_ns))
+        return cls(layout, *found, number=int(number), left_out_ns=float(left_out_ns))
 
 
 @attrs.define
