@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
+    """Print the events until the job ends; return 1 if it fell silent and did not come back before this was stopped."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     ranks = rank_set(options)
     watching = attach(

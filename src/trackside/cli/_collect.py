@@ -156,7 +156,7 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
 
 class Notices:
     """
-    Prints the events that people must see at once to stderr, a bounded number of each type: some come from ranks.
+    Prints to stderr the events that people must see at once, of each type a bounded number: ranks may send any number.
 
     Args:
         monotonic_s: Returns the time in seconds, by a monotonic clock.

@@ -19,7 +19,7 @@ from trackside.report import BETTER, WORSE, Comparison, Row, Selected, compare
 from trackside.report._report import shown
 
 _WORSE: Final = 1
-"""The exit code for it."""
+"""The exit code if the result is worse."""
 _MOST_NAME: Final = 41
 _MOST_SETTINGS: Final = 40
 _FIGURES: Final = {1, 2, 3}
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what changed; 1 if it is for the worse, 2 if part of the input could not be read."""
+    """Print what changed; return 1 if it is worse, 2 if part of the input could not be read."""
     if not 0 < options.least < 100:  # noqa: PLR2004
         raise ConfigError("--least", options.least, "give a percentage above 0")
     before, after = _sides(options)
@@ -91,7 +91,7 @@ def _sides(options: argparse.Namespace) -> tuple[Selected, Selected]:
     own = after.wanted
 
     def is_new(source: Source) -> bool:
-        return not source.baseline and (own is None or own(source))  # those of other tags are no news either
+        return not source.baseline and (own is None or own(source))  # nor are runs of other tags compared
 
     return marked, Selected(after.name, after.paths, is_new)
 
@@ -126,7 +126,7 @@ def _lines(found: Comparison) -> Iterator[str]:
         yield f"B is {found.verdict}" if worse or better else found.verdict
     yield from (f"  {note}" for note in found.notes)
     yield ""
-    # As data, buckets that are empty on both sides are there too.
+    # Buckets that are empty on both sides are in the JSON alone.
     buckets = [
         attrs.evolve(row, name=shown(row.name).name)
         for row in found.buckets

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print what each said; 1 if one of them did not do it, or did not answer."""
+    """Send the verb and print each answer; return 1 if a process refused, failed or did not answer."""
     outcomes = command(
         options.endpoint,
         options.verb,

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export; what is exported appears under its name only when it is whole."""
+    """Export; the result gets its name only when it is whole."""
     if options.parquet is not None:
         return _export_parquet(options)
     if options.jsonl == "-":
@@ -100,7 +100,7 @@ def _export_parquet(options: argparse.Namespace) -> int:
 
 
 def _write_whole(recorded: Replay, target: Path) -> int:
-    """Write to a file next to *target* that takes its place in the end; return how many events."""
+    """Write to a file beside *target* and rename it to *target* at the end; return the number of events."""
     fd, name = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".part", dir=target.parent)
     part = Path(name)
     try:

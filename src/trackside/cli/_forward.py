@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Forward until a signal comes; 1 if the other end did not get everything."""
+    """Forward until a signal comes; return 1 if the other end did not get everything."""
     forwarder = Forwarder(options.bind, to=options.to, keys=options.keys, insecure=options.insecure)
     with until_signalled(forwarder.stop):
         try:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the account; 2 if part of the input could not be read."""
+    """Print the account; return 2 if part of the input could not be read."""
     question = _Question.of(options)
     model = GoodputAccumulator(ideal_step_time_s=question.ideal_s)
     reading, code = _read(options.path, options.format, model)
@@ -145,7 +145,7 @@ def _stretch(text: str) -> tuple[int, int]:
 
 
 def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Reading, int]:
-    """Give *model* all that can be read, say what cannot, and return what was read and the exit code."""
+    """Give *model* all that can be read, print what cannot be, and return what was read and the exit code."""
     reading, code = Reading(), 0
     records = [path for path in paths if form == "ml-goodput" or (form == "auto" and holds_records(path))]
     logs = [path for path in paths if path not in records]

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 2 if part of the input could not be read."""
+    """Print the report; return 2 if part of the input could not be read."""
     report = check_logs(*options.path)
     if options.json:
         print(json_text(as_json(report), indent=2))

@@ -128,7 +128,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _give_up_stdout() -> None:
-    """Let the interpreter find nothing to complain about when it flushes at its end."""
+    """Lead stdout to the null device, so that the interpreter's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

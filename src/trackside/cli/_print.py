@@ -90,7 +90,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 def stretch(option: str, text: str) -> range:
     """
-    Return the numbers that an *option* names by the first and the last, or the single one.
+    Return the numbers of an *option* that gives the first and the last one, as ``4-7``, or a single one.
 
     Raises:
         ConfigError: if *text* is neither.
@@ -126,7 +126,7 @@ def warn(text: str) -> None:
 
 def check_followed(command: str, paths: Iterable[str]) -> None:
     """
-    Say which *paths* a command that goes on with what is written waits for.
+    Print which *paths* do not exist yet; a command that follows logs waits for them.
 
     Raises:
         UnreadableError: One is a file, and no event log that this release reads.
@@ -140,7 +140,7 @@ def check_followed(command: str, paths: Iterable[str]) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that this user alone may read if it is new: the texts of a log are in it."""
+    """Open a file for writing; if it is new, this user alone may read it, because it holds texts of a log."""
     return os.open(path, flags, 0o600)
 
 
@@ -172,7 +172,7 @@ def _finite(value: Any) -> Any:
 
 
 def readable(recorded: Replay) -> Iterator[Event]:
-    """Yield the readable events of *recorded*, and stop there; `report_unread` prints what could not be read."""
+    """Yield the events of *recorded* that can be read; `report_unread` prints which files could not be."""
     try:
         yield from recorded
     except UnreadableError:
@@ -215,7 +215,7 @@ class ProgressLine:
         self._width = len(line)
 
     def done(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             self._put("")
             sys.stderr.write("\r")
@@ -248,7 +248,7 @@ class EventLines:
         self._has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def __call__(self, event: Event) -> str:
-        """Return *event* as one line: time, rank, step, name, and of its fields what is not as always."""
+        """Return *event* as one line: time, rank, step, name, and the fields that differ from their defaults."""
         name = printable(wire_name_of(event).removeprefix(_PREFIX))
         rest = printable("  ".join(said(event)))
         is_narrow = self._width < NARROW
@@ -270,7 +270,7 @@ class EventLines:
 
 
 def globs(chosen: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns of ``--type``, also for types that are given as they are shown, without ``trackside.``."""
+    """Return the patterns of ``--type``; types may be given as they are shown, without ``trackside.``."""
     return tuple(given for glob in chosen for given in (glob, _PREFIX + glob))
 
 
@@ -312,7 +312,7 @@ def said(event: Event) -> Iterator[str]:
 
 
 def _window_said(fields: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of a counter's window: of a counter its total too, of a distribution no sum."""
+    """Yield the figures of a window: for a counter also its total, for a distribution no sum."""
     count, unit = fields.get("count"), str(fields.get("unit") or "")
     yield str(fields.get("name"))
     if count != 1:

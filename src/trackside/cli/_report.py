@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report, or write it; 2 if part of the input could not be read."""
+    """Print the report, or write it; return 2 if part of the input could not be read."""
     progress = ProgressLine("trackside report")
     try:
         report = read_report(*options.path, session=options.session, baseline=options.baseline, progress=progress)

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _STOP_S: Final = 10.0
 _LOOK_S: Final = 0.1
-"""Between two looks for new processes, in seconds."""
+"""The time between two searches for new processes, in seconds."""
 _CLOCK_S: Final = 60.0
-"""The time by which the clock of a stream's server may be behind ours."""
+"""The most by which the clock of a stream's server may be behind this machine's, in seconds."""
 _SIGNALLED: Final = 128
 """Added, as shells do, to the number of the signal that ended a program."""
 
@@ -117,10 +117,10 @@ def _exit_code(status: int) -> int:
 
 class _Exits:
     """
-    Notes when the processes of the job exit, and how.
+    Records when the processes of the job exit, and how.
 
     A launcher ends all ranks within moments of the first, and a killed rank records no end: which one was first can
-    be seen from outside only. Where the system does not show it, nothing is noted.
+    be seen from outside only. Where the system does not show it, nothing is recorded.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -162,7 +162,7 @@ class _Exits:
         self.seen.append(event)
 
     def close(self) -> None:
-        """Note what has exited by now, and end."""
+        """Record what has exited by now, and stop."""
         self._is_over.set()
         self._thread.join(_STOP_S)
         self._watch.close()
@@ -171,7 +171,7 @@ class _Exits:
 def _record_exit(
     path: str, sink: EventLog | NatsSink, status: int, began_ns: int, exits: Sequence[ProcessExited]
 ) -> None:
-    """Write how the program and its processes ended to where its job is at *path*, where the report finds it."""
+    """Record how the program and its processes ended, beside the job's log at *path*, for the report."""
     try:
         sessions = [
             session for session in read_runs(path).sessions

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the list, or write it as pages; 2 if part of the input could not be read."""
+    """Print the list, or write it as pages; return 2 if part of the input could not be read."""
     if options.html and Path(options.html).suffix == ".html" and not Path(options.html).is_dir():
         remedy = f"there is a page for each run: name a directory for them, as {Path(options.html).stem}/"
         raise ConfigError("--html", options.html, remedy)

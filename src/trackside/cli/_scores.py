@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay the windows, and print what they come to."""
+    """Replay the windows and print their scores."""
     recorded = replay(*options.path, to=_READ)
     shown = _Json(options.window) if options.json else _Text(options.window)
     _score(readable(recorded), options.group, shown.add)
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _score(events: Iterator[Event], group: str, add: Add) -> None:
-    """Give the last report of each window, run by run in the order in which they are done, to *take*."""
+    """Call *add* with the last report of each window, in each run in the order in which they become final."""
     runs: dict[str, ScoreAggregator] = {}
     for event in events:
         run_id = event.source.run_id
@@ -148,7 +148,7 @@ def _sorted_ids(found: Any) -> Any:
 
 
 class _Text:
-    """Prints one window of each run: the one asked for, or the latest that is closed and no mere rest of one."""
+    """Prints one window of each run: the one asked for, or the latest closed one that is no short rest."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window

@@ -34,12 +34,12 @@ def paste_ready(endpoint: str) -> str:
 @contextlib.contextmanager
 def collecting_rarely() -> Iterator[None]:
     """
-    Have Python look for garbage in circles less often while the block runs.
+    Run the garbage collector less often while the block runs.
 
-    Events come thousands at a time and make no circles; looking takes as long as decoding them.
+    Events come in thousands and form no reference cycles; a collection takes as long as decoding them.
     """
     before = gc.get_threshold()
-    if before[0]:  # 0 says that it does not look at all
+    if before[0]:  # 0: the collector is off
         gc.set_threshold(100_000, 50, 50)
     try:
         yield

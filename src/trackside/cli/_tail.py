@@ -31,7 +31,7 @@ from trackside.wire import to_json, wire_name_of
 
 _MOST_NAMED: Final = 8
 _SORTED: Final = 4_096
-"""Events among which one that was recorded late, as figures that are computed from others, finds its place by time."""
+"""The number of events that are held back to sort them by time: computed figures are recorded late."""
 
 HELP = "print recorded events, one a line"
 DESCRIPTION = "Print the events of logs, one a line, all sources merged by time."
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the events; 1 if there is none, 2 if part of the input could not be read."""
+    """Print the events; return 1 if there is none, 2 if part of the input could not be read."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     if options.follow:
         return _follow(options, show)
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _there(seen: Iterable[str], wanted: Iterable[str]) -> str:
-    """Return which types there are, those first whose names have a word of the *wanted* ones."""
+    """Return the types that the log has, first those whose names share a word with the *wanted* ones."""
     words = re.findall(r"[a-z]+", " ".join(wanted).lower())
     names = sorted(seen, key=lambda name: (not any(word in name for word in words), name))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -92,7 +92,7 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
 
 
 def _by_time(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield *events* by time: a source records them by number, some of them a moment after the time that they have."""
+    """Yield *events* in the order of their times; a source records some of them a moment after that time."""
     held: list[tuple[int, int, Event]] = []
     for number, event in enumerate(events):
         item = event.at_ns, number, event

@@ -25,7 +25,7 @@ from trackside.handlers.zeromq import Attachment, attach
 from trackside.report import Top, TopView, top_line
 
 _MOST_WAITING: Final = 20_000
-"""Events that may wait for us; then the reading waits."""
+"""The most events that wait to be processed; then reading pauses."""
 _PAUSE_S: Final = 0.02
 _LOOK_S: Final = 0.1
 _PLAIN_EVERY_S: Final = 2.0
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the job until it ends, or until we are interrupted."""
+    """Show the job until it ends, or until this is interrupted."""
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
     is_plain = options.plain or options.json or not _can_draw()
@@ -86,7 +86,7 @@ def _can_draw() -> bool:
 Press = Callable[[], str]
 """Returns the key that was pressed since the last call; empty if none was."""
 Read = Callable[[float], bool]
-"""Takes in what comes within so many seconds; True if nothing more will."""
+"""Processes the events that come within so many seconds; returns True if no more will come."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
     are_runs = [stream_module().is_run(where) for where in streams]
     top = Top()
     if remote:
-        # Models of several ranks are one only where all of their events come together.
+        # The models' states of several endpoints cannot be joined: each has the events of its own ranks.
         models = top.models if len(remote) == 1 else ()
         with attach(*remote, models=models, keys=options.keys, insecure=options.insecure) as attachment:
             yield top, _attached(top, attachment, is_once=options.once)
@@ -116,11 +116,11 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
 _QUIET_S: Final = 2.0
 """The time without news after which a log counts as read to its end."""
 _LATE_S: Final = 1.5
-"""Within which who attaches late has the whole state."""
+"""The time within which a reader that attaches late gets the whole state."""
 
 
 def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
-    """Return a reader of a stream; the job's models bring their states of the time before."""
+    """Return a reader of a stream; the states of the job's models cover the time before."""
     began_s, consume = time.monotonic(), top.consume if attachment.models else top.drive
     joined_ns = 0
 
@@ -142,7 +142,7 @@ def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
 
 
 def _of_stream(top: Top, attachment: Attachment, *, is_once: bool, ends_with_job: bool) -> Read:
-    """Return what takes in a run of a stream; the state that its collectors stored is there already."""
+    """Return a reader of a run in a stream; it begins with the state that its collectors stored."""
     top.partial = tuple(sorted(name for name, joined in attachment.models.items() if not joined.complete))
     top.catch_up()
 
@@ -181,7 +181,7 @@ def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
 def _growing(
     top: Top, take: Callable[[float], Iterable[Event]], consume: Callable[[Event], None], *, ends_with_job: bool
 ) -> Read:
-    """Return what has *consume* read a log, or a stream like one, to its end: what comes is new, or nothing does."""
+    """Return a reader that calls *consume* with the events of a log, or of a stream that is read like one."""
     heard_s = time.monotonic()
 
     def read(timeout_s: float) -> bool:
@@ -198,7 +198,7 @@ def _growing(
 
 
 def _lines() -> Callable[[TopView], None]:
-    """Return what prints a view as a line; of a job that has ended, not the same line again."""
+    """Return a function that prints a view as a line; for a job that has ended, no line twice."""
     said = ""
 
     def say(view: TopView) -> None:

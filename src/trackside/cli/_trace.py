@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the trace, which appears under its name when it is whole; 1 if it is empty, 2 if part was not read."""
+    """Write the trace, which gets its name when it is whole; return 1 if it is empty, 2 if part was not read."""
     steps = None if options.steps is None else stretch("--steps", options.steps)
     wanted = rank_set(options)
     progress = ProgressLine("trackside trace")
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         try:
-            # A lone surrogate in a profiler's trace has no UTF-8, and is written as JSON's escape.
+            # A lone surrogate in a profiler's trace cannot be encoded in UTF-8, and is written as a JSON escape.
             with open(part, "w", encoding="utf-8", errors="backslashreplace", opener=private) as out:
                 traced = write_trace(
                     out,

@@ -192,7 +192,7 @@ class Episode:
 
 
 class Episodes:
-    """Takes the last report of each window, in order."""
+    """Collects the slow ranks from the last report of each window, in the order of the windows."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, str], Episode] = {}
@@ -201,7 +201,7 @@ class Episodes:
         """By attempt and window, when it started, in ns since the epoch."""
 
     def add(self, report: ScoreReport) -> None:
-        """Take in one window."""
+        """Add the report of one window."""
         self._starts[report.attempt, report.window] = report.start_ns
         if report.is_closed or self.latest is None:
             self.latest = report
@@ -365,7 +365,7 @@ def _state_of(rows: Iterable[RankRow]) -> str:
 
 
 def _worth_a_look(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
-    """Return those that did not end, that are behind, that are slow, and then the others, as many as fit."""
+    """Return the ranks to show: first those that did not end, then those behind, the slow ones, and the others."""
 
     def worth(row: RankRow) -> tuple[bool, int, float, int]:
         return row.has_good_end, row.last_step, -(row.mean_step_ns or 0.0), row.rank
@@ -660,7 +660,7 @@ def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow
 
 
 def _standstills(mains: Sequence[Watched]) -> Iterator[Standstill]:
-    """Yield the saves and the evaluations of the rank of one attempt that they took longest."""
+    """Yield, of one attempt, the saves of the rank that spent most time on them, and likewise the evaluations."""
     for kind in ("checkpoint", "validation"):
         found = [(process, *process.standstills[kind]) for process in mains if kind in process.standstills]
         if not found:
@@ -825,7 +825,7 @@ def step_time(mains: Iterable[Watched]) -> StepQuantiles:
 
 
 def _rates(mains: Sequence[Watched], result: GoodputResult) -> tuple[float | None, float | None]:
-    """Return samples and tokens in a second of productive time; each rank reports those of all ranks together."""
+    """Return samples and tokens per second of productive time; each rank reports those of all ranks together."""
     lead = [process for process in mains if process.lengths is not None]
     seconds = sum(process.steps_ns for process in lead) / 1e9
     if not seconds or not result.productive_s:
@@ -838,7 +838,7 @@ MOST_POINTS: Final = 600
 _MANY_OBJECTS: Final = 100_000
 
 Progress = Callable[[int, int, int], None]
-"""Called with how many sources were read, of how many, and the events so far."""
+"""Called with the number of sources that were read, the number of all sources, and the events so far."""
 
 
 @attrs.frozen
@@ -859,7 +859,7 @@ def read_report(
     progress: Progress | None = None,
 ) -> Report:
     """
-    Read logs, and say what they show.
+    Read logs, and return the report on them.
 
     Args:
         paths: Log files, or directories with such at any depth.
@@ -893,7 +893,7 @@ def _read_report(
 
 def choose(recorded: Replay, session: str | None, run: str | None = None) -> Chosen:
     """
-    Return the sources of *session*, of the one that started last unless given; of it, those of *run* if that is given.
+    Return the sources of *session*, by default the one that started last; if *run* is given, those of that run alone.
 
     Raises:
         UnreadableError: No log holds anything.
@@ -925,7 +925,7 @@ def choose(recorded: Replay, session: str | None, run: str | None = None) -> Cho
 
 
 def _events_of(frames: Iterator[FrameView], source: Source | None) -> Iterator[Sequence[Event]]:
-    """Yield the events of each frame, those of a source that was given another run id under that."""
+    """Yield the events of each frame; a source that was given another run id has it there."""
     for frame in frames:
         events = frame.events
         if source is not None:
@@ -947,7 +947,7 @@ def gather(sources: Sequence[tuple[Source, Iterator[Sequence[Event]]]], progress
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Let the garbage collector look less often: events make no cycles, and a fifth of the time went into looking."""
+    """Run the garbage collector less often: events form no cycles, and collections took a fifth of the time."""
     before = gc.get_threshold()
     if before[0]:  # 0 says that it is off
         gc.set_threshold(max(before[0], _MANY_OBJECTS), *before[1:])
@@ -966,7 +966,7 @@ def _reported(
 
 
 def _episodes(gathered: Gatherer, recorded: Replay, paths: Sequence[Any]) -> tuple[Episodes, ScoreAggregator]:
-    """Score the windows, which must come by time; more than fit are read once more."""
+    """Score the windows in the order of their times; if not all fit into memory, the logs are read once more."""
     episodes = Episodes()
     aggregator = ScoreAggregator(on_leave=episodes.add)
     events: Iterable[Event]

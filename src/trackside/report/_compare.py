@@ -21,9 +21,9 @@ from trackside.report._whatif import compare_all, late_words
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
 LEAST: Final = 0.01
-"""A smaller change of step time is none that matters, however sure it is."""
+"""A smaller change of the step time does not matter, however certain it is."""
 LEAST_GOODPUT: Final = 0.02
-"""Likewise of goodput, in points."""
+"""The same for goodput, in percentage points."""
 _WINDOWS: Final = 40
 _FEWEST_STEPS: Final = 20
 _MOST_LATE: Final = 3
@@ -41,14 +41,14 @@ class Side:
     ranks: int
     steps: int
     step_p50_s: float | None
-    """Half of the steps took less, as the report says it; None without steps."""
+    """The median step time, as the report has it; None without steps."""
     unread: tuple[str, ...]
     """The reasons why whole files were not read."""
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One figure of both."""
+    """One figure of both sides."""
 
     name: str
     is_share: bool
@@ -56,7 +56,7 @@ class Row:
     difference: Difference
     is_worse_when_larger: bool
     least: float
-    """The change that matters."""
+    """The least change that matters."""
 
     @property
     def verdict(self) -> str:
@@ -125,11 +125,11 @@ class Selected:
 
 def compare(before: Selected, after: Selected, *, least: float = LEAST, progress: Progress | None = None) -> Comparison:
     """
-    Say what changed from one set of runs to another one.
+    Compare two sets of runs.
 
     The typical step time is the mean of all steps but the shortest and the longest tenth, of each attempt's first
-    rank; the first two steps of each attempt are left out. What it may be off by allows for steps that depend on those
-    before them, and for runs that differ among themselves where there are several.
+    rank; the first two steps of each attempt are left out. Its error allows for steps that depend on those before them
+    and, where there are several runs, for their differences.
 
     Args:
         before: The reference.
@@ -264,7 +264,7 @@ def _bucket_of(name: str) -> Callable[[GoodputResult], float]:
 
 
 def _buckets(here: _Read, there: _Read) -> Iterable[Row]:
-    """Return every bucket, the largest first; one that is empty on both sides is news too."""
+    """Return every bucket, the largest first, those that are empty on both sides included."""
     windows = [window for side in (here, there) for own in side.windows.values() for window in own]
     names = dict.fromkeys(name for window in windows for name in window.named_badput_s)
     rows = [_share(name, here.shares(_bucket_of(name)), there.shares(_bucket_of(name))) for name in names]

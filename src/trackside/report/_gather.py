@@ -62,7 +62,7 @@ class Bin:
     high: float = -math.inf
     high_step: int = -1
     high_rank: int = -1
-    """The place where `high` was."""
+    """The step and the rank of `high`."""
     first_step: int = -1
     last_step: int = -1
     samples: list[float] = attrs.field(factory=list)
@@ -70,7 +70,7 @@ class Bin:
     stride: int = 1
 
     def add(self, value: float, step: int, rank: int) -> None:
-        """Take in one value."""
+        """Add one value."""
         if value > self.high:
             self.high, self.high_step, self.high_rank = value, step, rank
         if not self.count:
@@ -93,7 +93,7 @@ class Bin:
         self.total += value
 
     def add_many(self, values: Sequence[float], steps: Sequence[int], rank: int) -> None:
-        """Take in several values of one rank."""
+        """Add several values of one rank."""
         high = max(values)
         if high > self.high:
             self.high, self.high_step, self.high_rank = high, steps[values.index(high)], rank
@@ -114,7 +114,7 @@ class Bin:
             self.stride *= 2
 
     def merge(self, other: Bin) -> None:
-        """Take in all of *other*."""
+        """Add all of *other*."""
         if other.high > self.high:
             self.high, self.high_step, self.high_rank = other.high, other.high_step, other.high_rank
         self.low = min(self.low, other.low)
@@ -159,7 +159,7 @@ class Bins:
         return len(self._bins)
 
     def add(self, at_ns: int, value: float, step: int = -1, rank: int = -1) -> None:
-        """Take in a *value* of the time *at_ns*."""
+        """Add a *value* of the time *at_ns*."""
         place = at_ns >> self._shift
         try:
             found = self._bins[place]
@@ -172,7 +172,7 @@ class Bins:
         found.add(value, step, rank)
 
     def add_many(self, times_ns: Sequence[int], values: Sequence[float], steps: Sequence[int], rank: int) -> None:
-        """Take in values of one rank, in the order of their times; where these are not in order, one by one."""
+        """Add values of one rank, in the order of their times; where these are not in order, one by one."""
         place, count = 0, len(times_ns)
         if any(map(operator.gt, times_ns, islice(times_ns, 1, None))):
             for at_ns, value, step in zip(times_ns, values, steps, strict=True):
@@ -278,7 +278,7 @@ class Trace:
     seen: int = 0
 
     def add(self, at_ns: int, value: float) -> None:
-        """Take in one value."""
+        """Add one value."""
         if not self.seen % self.stride:
             self.times_ns.append(at_ns)
             self.values.append(value)
@@ -294,13 +294,13 @@ class StepLengths:
 
     lengths_ns: array[float] = attrs.field(factory=lambda: array("d"))
     numbers: array[int] = attrs.field(factory=lambda: array("q"))
-    """The first step of each."""
+    """The first step of each block."""
     block: int = 1
     _held: list[tuple[int, float]] = attrs.field(factory=list)
     """Steps that do not make a block yet."""
 
     def add_many(self, steps: Sequence[int], lengths_ns: Sequence[float]) -> None:
-        """Take in the next steps."""
+        """Add the next steps."""
         if self.block == 1:
             self.lengths_ns.extend(lengths_ns)
             self.numbers.extend(steps)
@@ -411,12 +411,12 @@ class Watched:
     first_ns: int = 0
     last_ns: int = 0
     heartbeat_interval_ns: int | None = None
-    """As its heartbeats say; None if there was none."""
+    """By its heartbeats; None if there was none."""
     end_reason: str | None = None
     """The reason why it ended, in its own words; None if it did not say."""
     steps: int = 0
     steps_ns: int = 0
-    """All steps together."""
+    """The sum of the lengths of its steps."""
     last_step: int = -1
     first_batch_ns: int | None = None
     """The time for which it waited for the first batch; None before that came."""
@@ -472,7 +472,7 @@ _MOST_MARKS: Final = 2_000
 MOST_WINDOWS: Final = 40_000
 """Windows of sections to keep in memory; of more than that a second reading, by time, is made."""
 LEVELS: Final = ("value", "mean", "p50", "max")
-"""The aggregations of which the first that is there says where a counter stands."""
+"""Aggregations; the first one that a window has gives the level of its counter."""
 MARKED: Final = {
     span_names.CHECKPOINT_SAVE_SYNC: "checkpoint",
     span_names.CHECKPOINT_SAVE_ASYNC: "checkpoint",
@@ -521,7 +521,7 @@ class OwnEvents:
     """The fields that are numbers."""
 
     def add(self, event: Event, rank: int) -> None:
-        """Take in one event of *rank*."""
+        """Add one event of *rank*."""
         self.count += 1
         self.ranks.add(rank)
         fields = fields_of(event)
@@ -536,9 +536,10 @@ class OwnEvents:
 
 class Gatherer:
     """
-    Takes in the processes of one session, one after the other.
+    Reads the processes of one session, one after the other.
 
-    Each belongs wholly before the next one: `take` is called once for each, those of an attempt by rank.
+    `consume` is called once for each process with all of its events; the processes of an attempt come in the order of
+    their ranks.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -581,7 +582,7 @@ class Gatherer:
         self._consumers: dict[type[Event], tuple[Consume, ...]] = {}
 
     def consume(self, source: Source, batches: Iterable[Sequence[Event]]) -> None:
-        """Take in all events of *source*; each batch is of one process."""
+        """Read all events of *source*; each batch is of one process."""
         self._turn_to(source)
         consumers = self._consumers
         for batch in batches:
@@ -668,12 +669,12 @@ class Gatherer:
         ]
 
     def _iterate(self, run: Sequence[IterationEnded]) -> int:
-        """Take in iterations that follow each other, and return the time of the last one, in ns since the epoch."""
+        """Read iterations that follow each other, and return the time of the last one, in ns since the epoch."""
         self._keep(run)
         return max([event.at_ns for event in run])
 
     def _iterate_one(self, event: IterationEnded) -> None:
-        """Take in what was derived from an iteration; the model has had it."""
+        """Read an iteration's figures for the report; the models have read it already."""
         self._keep((event,))
 
     def _keep(self, run: Sequence[IterationEnded]) -> None:

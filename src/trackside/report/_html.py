@@ -124,13 +124,13 @@ footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
 
 Points = Sequence[tuple[int, Bin]]
 _LEAST_GAP: Final = 0.09
-"""Between two labels of an axis, of its width."""
+"""The least distance between two labels of an axis, as a share of its width."""
 _EDGE: Final = 0.04
 
 WIDTH: Final = 1000
 HEIGHT: Final = 260
 _LOG_FROM: Final = 8.0
-"""From so many times the median on, the axis is logarithmic: one long step would hide all others."""
+"""If the longest step takes so many times the median, the axis is logarithmic: else it would hide all others."""
 _LOG_MARGIN: Final = 0.1
 _LEAST_POWER: Final = sys.float_info.min_10_exp
 """The least power of ten that a float holds in full."""
@@ -147,7 +147,7 @@ def escaped(text: object) -> str:
 
 
 class Axis:
-    """From figures to places between 0 at the top and *height* at the bottom."""
+    """Maps figures to positions between 0 at the top and *height* at the bottom."""
 
     def __init__(self, low: float, high: float, usual: float, height: float = HEIGHT, *, has_zero: bool = True) -> None:
         self.is_log = usual > 0 and low >= sys.float_info.min and high > _LOG_FROM * usual
@@ -276,7 +276,7 @@ def _ticks(name: str, ticks: Sequence[tuple[float, str]]) -> str:
 
 
 def _stretches(points: Points) -> list[Points]:
-    """Part *points* where nothing happened for long: a line across a gap would say that something did."""
+    """Split *points* where nothing happened for long: a line across such a gap would suggest that something did."""
     gaps = sorted(after - before for (before, _), (after, _) in itertools.pairwise(points))
     if not gaps:
         return [points]

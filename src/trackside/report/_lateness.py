@@ -3,8 +3,8 @@ The rule of lateness: which ranks are slower than their peers, in which steps, a
 
 Ranks are compared within the same steps, so what slows the whole machine cancels. What is left is noise of single
 ranks, and three tests say how probable a rank's lateness is by that alone: the aligned ranks of many short windows,
-whatever the distribution of the noise, and Student's t of these and of few long ones, for jobs of few windows. In all,
-neighbours that depend on each other count as the fewer events that they are. docs/verdicts.md states the rule.
+whatever the distribution of the noise, and Student's t of these and of few long ones, for jobs of few windows. In all
+tests, neighbouring windows that depend on each other count as fewer events. docs/verdicts.md states the rule.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _SHORT_IN_LONG: Final = 8
 """Short windows in a long one, where there are so many steps."""
 _LEAST_SAVED: Final = 1 / 3
 """
-Of what a rank is longer by in one part, the share by which its steps would be shorter without. It is about a half where
-the noise of other parts is large, and next to nothing where the rank only does in another order what its peers do.
+The least share of a rank's excess in one part by which its steps must be longer. It is about a half where the noise of
+other parts is large, and almost 0 where the rank only works in another order than its peers.
 """
 _TESTS: Final = 3
 _PULLED_FROM: Final = 0.95
 """The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
 GROSS_NS: Final = 5e6
 """
-A rank later than that and than half a usual step is grossly late. What lasts is no chance alone, but one event, however
-long: a rank that slows down gradually, or time and again, is found by this, as none of its stretches has one level.
+A rank later than that and than half a usual step is grossly late. Lateness that lasts counts as one event in the tests,
+however long it is. A rank that slows down gradually, or repeatedly, has no stretch of one level, and is found by this
+rule.
 """
 _GROSS_SHARE: Final = 0.25
 """The share of the short windows in which it is."""
@@ -66,7 +67,7 @@ class LateStretch:
     first: int
     last: int
     level_ns: float
-    """By how much, on average."""
+    """The mean lateness, in ns of a step."""
     chance: float | None
     """
     The probability that noise alone makes a rank look so late in any of the comparisons made; None of a rank that is
@@ -128,7 +129,7 @@ def find_late(
 def _gross(
     own: Rows, course: _Windows, ranks: Sequence[int], least_ns: float, usual_ns: float
 ) -> dict[int, LateStretch]:
-    """Return the one of *ranks* that is grossly late, if it alone is: others are next to never, and it is for long."""
+    """Return the one of *ranks* that is grossly late for long at a time, if the others hardly ever are."""
     gross = course.grossly_late(ranks, usual_ns)
     if len(ranks) < 2 or not gross:  # noqa: PLR2004
         return {}
@@ -148,8 +149,8 @@ def late_in_turn(own: Rows, counts: Sequence[float], usual_ns: float) -> tuple[d
     Return the ranks that are grossly late in turn, and what that costs, in ns of a step on average over all steps.
 
     They are given by their place in *own*, each with the share of the steps in which it is. Each is late for long at a
-    time, and all together in at least a quarter of the steps. None are where fewer than two are; see `find_late` for
-    the arguments.
+    time, and all together in at least a quarter of the steps. Fewer than two such ranks give an empty result; see
+    `find_late` for the arguments.
     """
     course = _windowed(own, counts)
     gross = course.grossly_late(range(len(own)), usual_ns)
@@ -195,7 +196,7 @@ def _stretch_of(
     level_ns = max(LEAST_LATE_NS, statistics.fmean(whole))
     saved_ns = statistics.fmean(max(late, 0.0) - max(late - stretch.level_ns, 0.0) for late in whole)
     if 0 not in found and saved_ns < _LEAST_SAVED * stretch.level_ns:
-        return None  # what it is longer by there it is shorter by elsewhere
+        return None  # it is shorter elsewhere by what it is longer here
     return attrs.evolve(
         stretch,
         level_ns=level_ns,
@@ -340,7 +341,7 @@ class _Windows:
     steps: float
     """In a short window, on average."""
     stretches: Sequence[tuple[int, int]]
-    """Those of long windows that are looked at."""
+    """The stretches of long windows that are tested."""
 
     def grossly_late(self, ranks: Sequence[int], usual_ns: float) -> dict[int, list[bool]]:
         """Return for each of *ranks* in which short windows it is grossly late; empty if there are too few windows."""
@@ -360,8 +361,8 @@ class _Windows:
             whole: The windows of all own time: if these windows are of a part of it, the rank must arrive later, too.
             of: The ranks to look at.
             ranks: They and their peers.
-            least_ns: What is worth a look.
-            compared: By what each probability is multiplied.
+            least_ns: The least lateness that matters.
+            compared: The number of comparisons, by which each probability is multiplied.
         """
         by_rank, by_whole = latenesses(self.long, of, ranks), latenesses(whole.long, of, ranks)
         largest = {at: max(map(statistics.fmean, itertools.pairwise(by_rank[at]))) for at in of}
@@ -398,7 +399,7 @@ class _Windows:
         """
         lateness, by_whole = latenesses
         rest = [peer for peer in ranks if peer != at]
-        # Noise is skewed: above the peers' median every rank is by its mean, above their mean none is.
+        # Noise is skewed: the mean of each rank is above its peers' median, but above their mean none is.
         above = _above_mean(self.long, at, rest)
         short = _above_mean(self.short, at, rest)
         row, best, least = ranks.index(at), None, math.inf
@@ -445,7 +446,7 @@ def dependence(*stretches: Sequence[float]) -> float:
         return 1.0
     products = math.fsum(one * other for part in apart for one, other in itertools.pairwise(part))
     found = products / squares
-    found += (1 + 3 * found) / count  # what a short series is estimated too low (Kendall 1954)
+    found += (1 + 3 * found) / count  # a short series gives too low an estimate (Kendall 1954)
     found += math.sqrt(max(0.0, 1 - found**2) / count)
     return max(1.0, (1 + found) / max(1 - found, 2 / count))
 

@@ -104,7 +104,7 @@ class Finding:
     since_ns: int | None = None
     since_step: int | None = None
     until_step: int | None = None
-    """The last step of which it is true, where it was over before the end."""
+    """The last step that it concerns, if it was over before the end."""
     ranks: tuple[int, ...] = ()
     """All ranks that it is about, where these are known."""
 
@@ -163,7 +163,7 @@ class RankRow:
     error: str = ""
     """The exception that ended it, by name; empty if none did."""
     interval_s: float = 1.0
-    """Between two of its heartbeats."""
+    """The time between two of its heartbeats, in seconds."""
     before_start_s: float = 0.0
     """The age of its process when the job was started, in seconds; 0 where not known."""
     exited_ns: int | None = None
@@ -305,7 +305,7 @@ class Standstill:
     rank: int
     count: int
     took_s: float
-    """All of them together."""
+    """The time that all of them took."""
     longest_s: float
     longest_step: int
     since_ns: int
@@ -331,7 +331,7 @@ class StallRow:
     """The time when that step ended."""
     usual_s: float
     lasted_s: float
-    """Until the next step ended; else as long as the rank was heard of."""
+    """The time until the next step ended or, if none did, until the rank's last event."""
     is_over: bool
     span: str
     """The innermost span that was open; empty if none was."""
@@ -398,7 +398,7 @@ class Unwritten:
     """As `AttemptBar.number` counts."""
     rank: int
     steps: int
-    """At most; 0 where that is not known."""
+    """The most steps that it may have taken; 0 where that is not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -440,7 +440,7 @@ class StepQuantiles:
     """The rank whose steps they are, the lowest one that left a log; None if attempts differ in that."""
 
     def whose(self, ranks: int) -> str:
-        """Return the words to put behind the steps of a job of so many *ranks*; empty of one rank."""
+        """Return the words that say whose steps these are in a job of so many *ranks*; empty for one rank."""
         if ranks < 2 or self.p50_s is None:  # noqa: PLR2004
             return ""
         return " on each attempt's first rank" if self.rank is None else f" on rank {self.rank}"
@@ -518,7 +518,7 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """The state in words; ``failed`` of a job that has ended, and not in good order on every rank."""
+        """The state in words; ``failed`` if a job has ended, but not in good order on every rank."""
         if self.state == ENDED and not all(row.has_good_end for row in self.ranks):
             return "failed"
         return "running, or died" if self.state == RUNNING else self.state

@@ -20,17 +20,17 @@ from trackside.handlers.models.liveness import LifeSigns, is_gone, liveness, wor
 _UNNAMED: Final = re.compile(r"run-[0-9a-f]{12}")
 """The run id of a process whose launcher set none: random, so another one on each rank."""
 _TOGETHER_NS: Final = 600 * 10**9
-"""Ranks of one launch start within so much of each other, clocks of machines included."""
+"""The ranks of one launch start within this time, errors of the machines' clocks included."""
 _MOST_LAUNCHES: Final = 256
 """The launches, from the newest, that a rank is looked for in: a directory may hold thousands without a common id."""
 
 
 def unified(sources: Iterable[Source]) -> dict[str, Source]:
     """
-    Return each source by its id, ranks that belong together under one run id.
+    Return each source by its id; ranks that belong together get one run id.
 
-    A launcher that sets only RANK and WORLD_SIZE gives ranks nothing else in common. Those of one application and
-    world size that started together, each rank once, are one launch; it gets the run id of its lowest rank. Sources
+    A launcher that sets only RANK and WORLD_SIZE gives ranks nothing else in common. Ranks of one application and world
+    size that started together, each once, are one launch; it gets the run id of its lowest rank. Sources
     that only collected others' events are left out where there are others.
     """
     known = list(sources)
@@ -46,7 +46,7 @@ def unified(sources: Iterable[Source]) -> dict[str, Source]:
 
 
 def _common_run_ids(sources: Iterable[Source]) -> Mapping[str, str]:
-    """Return for each random run id of a rank the one of its launch."""
+    """Return, for each random run id of a rank, the run id of its launch."""
     alone = [
         source
         for source in sources
@@ -99,7 +99,7 @@ class ProcessOutline:
     reason: str
     """The way it ended, in its own words, or what the state is concluded from."""
     first_ns: int | None
-    """In ns since the epoch, as all times here; None if nothing of the process is in the log but its name."""
+    """In ns since the epoch, like all times here; None if the log has nothing of the process but its name."""
     last_ns: int | None
     last_heartbeat_ns: int | None
     last_step: int | None
@@ -131,7 +131,7 @@ class AttemptOutline:
 
     @property
     def last_step(self) -> int | None:
-        """The step that any rank came to."""
+        """The furthest step that any rank reached."""
         return max((one.last_step for one in self.processes if one.last_step is not None), default=None)
 
     @property
@@ -150,7 +150,7 @@ class AttemptOutline:
 
 @attrs.frozen(kw_only=True)
 class RunOutline:
-    """The launcher's names for one run, as far as it is expected to perform alike."""
+    """One run of a session, with its perf tags and attempts."""
 
     run_id: str
     perf_tags: tuple[str, ...]
@@ -187,7 +187,7 @@ class RunsReport:
 
 def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
     """
-    Say which runs there are in logs, and what became of them, from the beginning and the end of each log.
+    Return which runs there are in logs and what became of them, from the beginning and the end of each log.
 
     The state of a process is its `liveness` at the time of the newest event of all.
 
@@ -283,7 +283,7 @@ class _Launched:
 
 
 def _launched(members: Sequence[SourceOutline]) -> list[_Launched]:
-    """Put the processes of a run into launches: each rank's in order of time, and workers where their rank is."""
+    """Group the processes of a run into launches: those of each rank in order of time, workers with their rank."""
     found: dict[str, _Launched] = {}
     for own in _grouped((seen for seen in members if _is_rank(seen)), lambda seen: seen.source.rank).values():
         own.sort(key=lambda seen: (seen.source.attempt, seen.first_ns or 0, seen.source.id))

@@ -35,7 +35,7 @@ _MOST_ROWS: Final = 2_000
 
 @attrs.frozen(kw_only=True)
 class _Row:
-    """A run, and what its report says."""
+    """A run and the figures of its report."""
 
     session: str
     run: RunOutline
@@ -50,7 +50,7 @@ class _Row:
 
 def run_pages(*paths: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """
-    Yield a page about each run in logs, and at last ``index.html`` over all of them, each with the name of its file.
+    Yield a page about each run in logs, and last ``index.html`` about all of them; each with the name of its file.
 
     The names are made of the runs' ids, so that a page keeps its name when there are more runs. A run that cannot be
     read has a row that says why, and no page.
@@ -82,7 +82,7 @@ def run_pages(*paths: str | os.PathLike[str], progress: Progress | None = None) 
 
 
 def _file_name(run_id: str, taken: set[str]) -> str:
-    """Return a name for the page of a run, one that is no other's and that no letter of it leads elsewhere."""
+    """Return a name for the page of a run: it is unique, and no letter of it leads to another directory."""
     stem = _OTHER.sub("-", run_id).strip(".-")[:_LONGEST_NAME] or "run"
     name, number = f"{stem}.html", 1
     while name.lower() in {other.lower() for other in taken}:
@@ -101,7 +101,7 @@ def _body(rows: Sequence[_Row], problems: Sequence[str]) -> Iterator[str]:
     groups: dict[tuple[str, ...], list[_Row]] = {}
     for row in sorted(rows, key=lambda row: row.start_ns):
         groups.setdefault(row.run.perf_tags, []).append(row)
-    # The group that was at work last comes first.
+    # The group with the latest run comes first.
     latest_first = sorted(groups.items(), key=lambda item: -item[1][-1].start_ns)
     for number, (tags, own) in enumerate(latest_first):
         yield _group(f"group-{number}", tags, own)
@@ -156,7 +156,7 @@ def _group(name: str, tags: Sequence[str], rows: Sequence[_Row]) -> str:
 
 
 def _trend(values: Sequence[float]) -> Points:
-    """Return *values* as places on a line, one beside the other: how long ago a run was is no part of a trend."""
+    """Return *values* at equal distances: the time between runs is no part of a trend."""
     points = []
     for place, value in enumerate(values):
         one = Bin()

@@ -1,4 +1,4 @@
-"""Means of step times, and how far they may be off: step times depend on those before them."""
+"""Means of step times and their errors: step times depend on those before them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TAIL_CONFIDENCE: Final = 0.999
 """The confidence of the interval of a plain mean, which few values may move."""
 TRIM: Final = 0.1
 _MOST_VALUES: Final = 4_000
-"""Longer series are made means of blocks first, which leaves their mean and its error as they are."""
+"""Longer series are replaced by the means of blocks, which changes neither their mean nor its error."""
 _FEWEST: Final = 20
 
 
@@ -94,7 +94,7 @@ def _product(one: float, other: float) -> float:
 
 
 def _autoregressions(correlations: Sequence[float]) -> list[tuple[int, float, float]]:
-    """Return the order, the variance of the noise and the sum of the weights of each (Levinson-Durbin)."""
+    """Return for each order a tuple: the order, the variance of the noise, the sum of the weights (Levinson-Durbin)."""
     found = [(0, correlations[0], 0.0)]
     weights: list[float] = []
     noise = correlations[0]
@@ -119,11 +119,11 @@ class Difference:
     """Of `after` to `before`, as a share of `before`; None of nothing."""
     low: float | None
     high: float | None
-    """The bounds of `change`; None where too little is known for any."""
+    """The bounds of `change`; None if too little is known."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether the bounds hold no zero."""
+        """Whether zero is outside of the bounds."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 

@@ -49,7 +49,7 @@ _MOST_STRETCHES: Final = 256
 _MOST_TILED: Final = 32_768
 """Blocks of steps, or windows of sections, to keep and compare, over all ranks: an answer takes a moment."""
 _COSTS: Final = 10
-"""A slow answer is asked for so much less often that it takes a tenth of the time."""
+"""A slow answer is asked for less often, so that it takes a tenth of the time at most."""
 _S: Final = 1e9
 _STALE_S: Final = 5.0
 _MEMORY: Final = (gauge_names.GPU_MEMORY, gauge_names.PROCESS_MEMORY)
@@ -61,7 +61,7 @@ class _Process:
     """The latest news of one process."""
 
     recorded: Source
-    """As its events have it."""
+    """The source as its events have it."""
     source: Source
     """The same, under the run id that all ranks of its launch have."""
     record: StepRecord
@@ -72,7 +72,7 @@ class _Process:
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     """The step times of these steps."""
     stall: Stall | None = None
-    """The one that it recorded and that no step has ended yet."""
+    """The stall that it recorded and that no step has ended yet."""
     losses: deque[float] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     levels: dict[str, float] = attrs.field(factory=dict)
     """The latest values of its gauges of devices and memory, by name."""
@@ -97,7 +97,7 @@ class _Process:
         return self.signs.last_ns or 0
 
     def stands_still(self, now_ns: int) -> bool:
-        """Return whether no step ended for five times as long as one takes, and for five seconds."""
+        """Return whether no step has ended for five times as long as one takes, and for at least five seconds."""
         if not self.ends_ns:
             return True
         usual_ns = statistics.median(self.lengths_ns) if self.lengths_ns else 0
@@ -109,7 +109,7 @@ class _Process:
         return liveness(self.signs, now_ns, is_gone=has_left)
 
     def recall(self, signs: LifeSigns, steps: Sequence[tuple[int, int, int]]) -> None:
-        """Take over what a model knows, of which at first only the last part got here."""
+        """Take over the state of a model: of the events before, only the last ones arrived here."""
         if (signs.last_ns or 0) >= self.last_ns:
             self.signs = signs
         if steps and (len(steps) > len(self.ends_ns) or steps[-1][2] > self.ends_ns[-1]):
@@ -122,7 +122,7 @@ class _Process:
                 self.add_step(self.record.timer.iteration_ended(ended))
 
     def add_step(self, interval: StepInterval | None) -> None:
-        """Record a training step; None is none."""
+        """Record a training step; None is no step."""
         if interval is not None:
             self.ends_ns.append(interval.end_ns)
             self.lengths_ns.append(interval.step_ns)
@@ -130,7 +130,7 @@ class _Process:
 
 @attrs.frozen(kw_only=True)
 class Happened:
-    """An event that people look for."""
+    """An event that the view lists."""
 
     at_ns: int
     rank: int
@@ -196,7 +196,7 @@ class CounterNow:
     name: str
     unit: str
     level: float | None
-    """Over all ranks the mean of what they reported last."""
+    """The mean over all ranks of the value that each reported last."""
     total: float
 
 
@@ -225,13 +225,13 @@ class TopView:
     rate_age_s: float | None
     """The age of `steps_per_s`: the time since the last step of any rank."""
     step_ns: float | None
-    """The duration of one: the median of the last fifty of the slowest rank."""
+    """The duration of a step: the median of the slowest rank's last fifty."""
     lengths_ns: tuple[int, ...]
     """The durations of the lowest rank's last fifty steps."""
     goodput: float | None
     elapsed_s: float
     badput: tuple[tuple[str, float], ...]
-    """The buckets that took most, with their share of the time."""
+    """The buckets that took the most time, each with its share."""
     losses: tuple[float, ...]
     """The losses of the lowest rank's last fifty steps that have one."""
     step_curve: Curve | None
@@ -250,7 +250,7 @@ class TopView:
     happened: tuple[Happened, ...]
     """The latest first."""
     lost: int
-    """Events that were given up, here or at the job."""
+    """Events that were lost, here or at the job."""
     suspended: tuple[str, ...]
     behind_s: float | None
     """The age of the newest event; None if there is none."""
@@ -259,7 +259,7 @@ class TopView:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the rate is that of some time ago: no step ended for five times as long as one takes."""
+        """Whether the rate is out of date: no step has ended for five times as long as one takes."""
         return self.rate_age_s is not None and self.rate_age_s > max(_STALE_S, 5 * (self.step_ns or 0) / _S)
 
     def to_json(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ class Top:
         self.consume(event)
 
     def consume(self, event: Event) -> None:
-        """Take in *event*, which the models have had."""
+        """Read *event*, which the models have read already."""
         source = event.source
         process = self._process(source)
         if source is not process.recorded and source.run_id:
@@ -359,7 +359,8 @@ class Top:
             if isinstance(dropped, int):
                 process.dropped = max(process.dropped, dropped)
         elif isinstance(event, EventsDropped):
-            # A heartbeat counts these too, a second later, with all that were dropped before we listened.
+            # A heartbeat counts these events too, a second later, with all that were dropped before this began to
+            # listen.
             self._given_up[source.id] += sum(event.by_type.values())
             process.dropped = max(process.dropped, self._given_up[source.id])
             self._happen(event, f"dropped {words.plural(sum(event.by_type.values()), 'event')}")
@@ -396,7 +397,7 @@ class Top:
         return process
 
     def lose(self, events: int) -> None:
-        """Learn how many events in all did not get here."""
+        """Note how many events in all did not arrive here."""
         self._lost_here = events
 
     def is_over(self, now_ns: int) -> bool:
@@ -485,7 +486,7 @@ class Top:
     def _goodput(self, ranks: Sequence[_Process]) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
         began_s = time.monotonic()
         if began_s >= self._due_s and (known := self.goodput.sessions()):
-            # The model knows the names that were recorded: of a launcher that gives no common one, one of each rank.
+            # The model knows the recorded names; where a launcher gives no common name, each rank has one of its own.
             own = {one.recorded.session_tag or one.recorded.run_id for one in self._of_session(ranks)}
             result = self.goodput.result(session=own.intersection(known) or None)
             shares: dict[str, float] = {}
@@ -556,7 +557,7 @@ class Top:
             process = current.get(source.source_id)
             if process is None or source.ended_ns is not None:
                 continue
-            # The step that a heartbeat was within may have ended before anybody listened.
+            # The step during which a heartbeat came may have ended before this began to listen.
             stepped_ns = process.ends_ns[-1] if process.ends_ns else 0
             inside = [one for one in source.open if one.name != TRAINING_ITERATION or one.start_ns >= stepped_ns]
             if inside:
@@ -587,7 +588,7 @@ def _curve(bins: Bins) -> Curve | None:
 
 
 def _mean(levels: Sequence[float]) -> float | None:
-    # Each is divided first: the sum may be beyond the largest float, or be of inf and -inf, and fmean raises.
+    # Each value is divided first: the sum may overflow, or be of inf and -inf, where fmean raises.
     return sum(level / len(levels) for level in levels) if levels else None
 
 
@@ -629,14 +630,14 @@ def _level(window: dict[str, float]) -> float | None:
 
 
 def _rate(lead: _Process | None) -> float | None:
-    """Return how many steps a second end, by the times of the last ones: what is between them counts."""
+    """Return the number of steps per second, from the ends of the last ones; time between steps counts."""
     if lead is None or len(lead.ends_ns) < 2 or lead.ends_ns[-1] <= lead.ends_ns[0]:  # noqa: PLR2004
         return None
     return (len(lead.ends_ns) - 1) / (lead.ends_ns[-1] - lead.ends_ns[0]) * _S
 
 
 def line(view: TopView) -> str:
-    """Return *view* as one line, for where there is no terminal."""
+    """Return *view* as one line, for output that is no terminal."""
     if not view.ranks:
         return "waiting for the first event of a rank"
     parts = [f"step {view.step}" if view.step >= 0 else "no step yet"]

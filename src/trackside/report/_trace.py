@@ -36,11 +36,11 @@ from trackside.report._gather import LEVELS
 from trackside.wire import fields_of, wire_name_of
 
 _MOST_DRIFT: Final = 1e-3
-"""More than that is no drift: the wall clock was set."""
+"""A larger change is no drift: the wall clock was set."""
 _MOST_STEPS: Final = 1_024
 _FEWEST_STEPS: Final = 20
 _LEAST_APART_NS: Final = 10_000_000
-"""Ranks end their steps some milliseconds apart; only what is more than that is taken for their clocks'."""
+"""Ranks end their steps some milliseconds apart; only a larger distance is attributed to their clocks."""
 _SPREADS: Final = 10
 _LARGE_UNCERTAINTY_NS: Final = 1_000_000
 
@@ -53,30 +53,30 @@ class Readings:
 
     source: Source
     anchors: list[tuple[int, int]] = attrs.field(factory=list)
-    """``at_ns`` and how far the wall clock was ahead of it."""
+    """Pairs of ``at_ns`` and the time by which the wall clock was ahead of it."""
     uncertainty_ns: int = 0
     first_ns: int | None = None
     """The earliest time of its events, starts of spans included."""
     ends_ns: dict[int, int] = attrs.field(factory=dict)
-    """By number, when training steps ended: those whose number *stride* divides."""
+    """By step number, the times when training steps ended; only steps whose number *stride* divides."""
     stride: int = 1
 
     def add(self, event: ClockAnchored | IterationEnded) -> None:
-        """Take in one event."""
+        """Add one event."""
         if isinstance(event, ClockAnchored):
             self.anchors.append((event.wall_ns - event.offset_ns, event.offset_ns))
             self.uncertainty_ns = max(self.uncertainty_ns, event.uncertainty_ns)
         elif event.kind == "training" and event.step >= 0 and not event.step % self.stride:
             self.ends_ns[event.step] = event.at_ns
             if len(self.ends_ns) > _MOST_STEPS:
-                # A power of two, so that what is kept of one rank is kept of the others.
+                # A power of two, so that the same steps are kept of all ranks.
                 self.stride *= 2
                 self.ends_ns = {step: at for step, at in self.ends_ns.items() if not step % self.stride}
 
 
 @attrs.define(eq=False)
 class Alignment:
-    """From one process's time to that of all of them."""
+    """The conversion of one process's times to the common time."""
 
     by: str
     """``clock``, ``steps``, or ``none`` where nothing says how its clock relates to the others'."""
@@ -89,12 +89,12 @@ class Alignment:
     _origin_ns: int = 0
 
     def apply(self, at_ns: int) -> int:
-        """Return when *at_ns* of the process was, in ns since the epoch."""
+        """Return *at_ns* of the process as ns since the epoch."""
         wall_ns = at_ns + self.offset_ns(at_ns)
         return wall_ns + self.apart_ns(wall_ns)
 
     def offset_ns(self, at_ns: int) -> int:
-        """Return how far the wall clock was ahead at *at_ns*: between two readings on a straight line."""
+        """Return how far the wall clock was ahead at *at_ns*, interpolated between two readings."""
         times = self._times
         if not times:
             return 0
@@ -112,12 +112,12 @@ class Alignment:
 
 def align(readings: Iterable[Readings]) -> dict[str, Alignment]:
     """
-    Return for each source how its times become the common ones.
+    Return, for each source, the conversion of its times to the common time.
 
     A process's time is its wall clock's at its start and goes on with the monotonic clock, so it is led back to the
-    wall clock by the pairs of `ClockAnchored`. Where the machines' wall clocks disagree, the steps show it: ranks that
-    train together end each step together. A rank whose ends keep a distance from the first one's that hardly varies is
-    moved by it, drift included.
+    wall clock by the pairs of `ClockAnchored`. If the machines' wall clocks disagree, the steps show it, because ranks
+    that train together end each step together: a rank whose ends stay at a nearly constant distance from the first
+    rank's is moved by that distance, drift included.
     """
     known = sorted(readings, key=lambda one: (one.source.role != "main", one.source.attempt, one.source.rank))
     found: dict[str, Alignment] = {}
@@ -143,7 +143,7 @@ def _by_clock(one: Readings) -> Alignment:
         if next_at_ns <= at_ns:
             continue
         if abs(next_offset_ns - offset_ns) > _MOST_DRIFT * (next_at_ns - at_ns):
-            carried += next_offset_ns - offset_ns  # it was set, and had been wrong until then
+            carried += next_offset_ns - offset_ns  # the clock was set, and had been wrong until then
         times.append(at_ns)
         offsets.append(offset_ns + carried)
     note = ""
@@ -153,9 +153,9 @@ def _by_clock(one: Readings) -> Alignment:
 
 
 def _by_steps(one: Readings, own: Alignment, reference: Readings, theirs: Alignment) -> None:
-    """Move *own* by what its steps are apart from the reference's, if that is the clocks' doing."""
+    """Move *own* by the distance of its steps from the reference's, if the clocks are the cause."""
     if own.by == theirs.by == CLOCK and one.source.host == reference.source.host != "":
-        return  # one machine, one wall clock: what is apart are the steps
+        return  # one machine has one wall clock: the steps themselves are apart
     pairs = [
         (own.apply(at_ns), theirs.apply(reference.ends_ns[step]))
         for step, at_ns in one.ends_ns.items()
@@ -173,7 +173,7 @@ def _by_steps(one: Readings, own: Alignment, reference: Readings, theirs: Alignm
     ends = max(abs(apart), abs(apart + drift * (pairs[-1][0] - origin)), middle)
     if own.by == CLOCK and ends < max(_LEAST_APART_NS, _SPREADS * spread):
         return
-    # If ranks do not wait for each other, the distance between them wanders.
+    # If ranks do not wait for each other, the distance between them varies.
     if spread > max(_LEAST_APART_NS, ends / _SPREADS) or abs(drift) > _MOST_DRIFT:
         return
     own._apart_ns, own._drift, own._origin_ns = apart, drift, origin  # noqa: SLF001  built here
@@ -185,7 +185,7 @@ def _by_steps(one: Readings, own: Alignment, reference: Readings, theirs: Alignm
 
 
 def _follow_parents(known: Iterable[Readings], found: Mapping[str, Alignment]) -> None:
-    """Give workers that read no clock the one of the process that started them: it is the same machine's."""
+    """Give workers that read no clock the alignment of the process that started them, which is on the same machine."""
     for one in known:
         parent = one.source.parent
         own = found[one.source.id]
@@ -200,7 +200,7 @@ def _follow_parents(known: Iterable[Readings], found: Mapping[str, Alignment]) -
 _FIRST_PID: Final = 1_000_000
 _PER_FILE: Final = 1_000
 _EPOCH_US: Final = 1e14
-"""Times below, in µs, cannot be since the epoch: they are relative to something that must be said."""
+"""Times below this, in µs, cannot be since the epoch: they are relative to a time that the file must give."""
 _LATEST_US: Final = 1e16
 """The year 2286. JSON has numbers of any size, ``Infinity`` and ``NaN``."""
 _FLOWS: Final = frozenset("stf")
@@ -224,10 +224,10 @@ class Profile:
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
     """
-    Read one file.
+    Read a profiler's trace.
 
     Raises:
-        UnreadableError: It cannot be read, is no such trace, or does not say when it was.
+        UnreadableError: It cannot be read, is no such trace, or does not say when it was recorded.
     """
     name, wanted = str(path), "give a trace that torch.profiler exported"
     try:
@@ -301,13 +301,13 @@ def merge_profile(
             moved["id"] = f"{number}:{event.get('id')}"
         try:
             put(moved)
-        except ValueError:  # a figure that JSON has no word for
+        except ValueError:  # a figure that JSON cannot represent
             continue
 
 
 MAIN_THREAD: Final = "main"
 _SLACK_NS: Final = 50_000
-"""A span and what is inside it read the clock one after the other: so much may they seem to overlap."""
+"""A span and the spans within it read the clock one after the other, so their bounds may overlap by this much."""
 _MOST_FIELDS: Final = 8
 _MOST_TEXT: Final = 200
 _SILENT: Final = (Heartbeat, ClockAnchored, SourceStarted)
@@ -339,7 +339,7 @@ class Shown:
 
 def shown_of(batches: Iterable[Sequence[Event]], steps: range | None) -> Shown:
     """
-    Return what to show of a process.
+    Return the part of a trace that shows one process.
 
     Args:
         batches: Its events.
@@ -410,7 +410,7 @@ def _plain(value: Any) -> Any:
 
 
 def _clamp(slices: Sequence[Slice]) -> None:
-    """Put what overlaps its parent's bounds by next to nothing inside them."""
+    """Move slices that overlap their parent's bounds by very little inside these bounds."""
     by_id = {one.id: one for one in slices if one.id}
     for one in slices:
         parent = by_id.get(one.parent_id)
@@ -423,7 +423,7 @@ def _clamp(slices: Sequence[Slice]) -> None:
 
 
 def _around(found: Shown, steps: range) -> Shown:
-    """Keep what lies within *steps*, and of what is longer the part that does."""
+    """Keep the slices within *steps*, and the part within these steps of longer slices."""
     own = [one for one in found.slices if one.name == span_names.TRAINING_ITERATION and one.step in steps]
     if not own:
         return Shown()
@@ -476,7 +476,7 @@ def _nesting(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
 
 
 def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return the *slices* in lanes within which none overlaps another: to find where each nests would take too long."""
+    """Return the *slices* in lanes without overlaps; to find out how they nest would take too long."""
     found: list[list[Slice]] = []
     ends: list[tuple[int, int]] = []
     for one in slices:
@@ -491,12 +491,12 @@ def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 _NESTED_LANES: Final = 64
-"""Lanes of a thread in which slices may nest. What would need more comes from no program."""
+"""The most lanes of a thread in which slices may nest; no real program needs more."""
 _WORKERS: Final = 100_000
-"""Processes from here on are workers, of which a rank may have many."""
+"""The first number of workers' processes; a rank may have many workers."""
 _PER_BLOCK: Final = 1_000
 _LONG: Final = (SpanEnded, IterationEnded)
-"""Events of what began before them."""
+"""Events whose duration began before their time."""
 
 
 @attrs.define
@@ -506,7 +506,7 @@ class Traced:
     events: int = 0
     ranks: int = 0
     unaligned: list[int] = attrs.field(factory=list)
-    """Ranks whose clock nothing relates to the others': they are marked in the trace."""
+    """Ranks whose clocks cannot be related to the others'; they are marked in the trace."""
     notes: dict[int, str] = attrs.field(factory=dict)
     """Remarks on ranks' clocks, by rank."""
     merged: int = 0
@@ -532,7 +532,7 @@ class _TraceFile:
 
     def put(self, event: dict[str, Any]) -> None:
         """Write one event."""
-        # Perfetto shows an escape in the name of a process as it is written.
+        # Perfetto does not decode escapes in the name of a process.
         text = json.dumps(event, separators=(",", ":"), allow_nan=False, default=str, ensure_ascii=False)
         self._block.append(text if self._is_empty else f",\n{text}")
         self._is_empty = False
@@ -541,7 +541,7 @@ class _TraceFile:
             self._flush()
 
     def name(self, kind: str, pid: int, value: object, tid: int = 0) -> None:
-        """Name a process or a thread, or say where it stands."""
+        """Write the name or the sort position of a process or a thread."""
         key = "sort_index" if kind.endswith("sort_index") else "name"
         self.put({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {key: value}})
 
@@ -550,7 +550,7 @@ class _TraceFile:
         self._block = []
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the rest and the end."""
         self._flush()
         self._out.write("\n]}\n")
 
@@ -661,7 +661,7 @@ def _write(file: _TraceFile, pid: int, shown: Shown, alignment: Alignment) -> No
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* as JSON can hold them: it has no word for what is no number."""
+    """Return *fields* with values that JSON can hold: it has neither NaN nor infinities."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in fields.items()

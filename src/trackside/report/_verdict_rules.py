@@ -35,7 +35,7 @@ from trackside.report._report import (
 )
 from trackside.report._whatif import OUTSIDE, LateRank, is_gap, kind_of, since_words, tile_words
 
-# Shares of the session's time from which on something is worth a sentence.
+# Shares of the session's time from which on a cost is a finding.
 RESTARTS_FROM: Final = 0.02
 CHECKPOINTS_FROM: Final = 0.05
 INPUT_FROM: Final = 0.10
@@ -47,7 +47,7 @@ CUSTOM_FROM: Final = 0.10
 STARTUP_FROM: Final = 0.25
 UNACCOUNTED_FROM: Final = 0.30
 REGRESSION_FROM: Final = 0.01
-"""A share of a step, as the next two."""
+"""A share of a step, like the next two."""
 WAITING_FROM: Final = 0.40
 WAITING_OUTSIDE_FROM: Final = 0.60
 BOUND_FROM: Final = 0.50
@@ -58,9 +58,9 @@ LEAST_UNACCOUNTED_S: Final = 1.0
 STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
 LEAST_STOOD_S: Final = 5.0
-"""Before a rank died: so long without a step is worth a line, of ten usual steps at least."""
+"""A rank that ended no step for so long before it died, and for ten usual steps, is said to have stood still."""
 DIED_AFTER_S: Final = 60.0
-"""A log without an end whose newest event is so old belongs to a job that is gone."""
+"""If the newest event is older than that, a log without an end belongs to a job that is gone."""
 _Ruled = tuple[list[Finding], str]
 """The findings of a rule, and the reason why it has some or none."""
 _NEAR_STEPS: Final = 100
@@ -80,9 +80,9 @@ _PEER_LOST: Final = re.compile(
     r"connection (closed|reset|refused|aborted)|broken pipe|peer|remote process|timed? ?out|heartbeat|NCCL|unavailable",
     re.IGNORECASE,
 )
-"""An exception that follows from the end of another rank: it is not the cause where that is known."""
+"""An exception that follows from the end of another rank, and is not the cause if that is known."""
 FAILURES: Final = ("out-of-memory", "exception", "died", "exit", "missing-rank", "stopped", "not-finite")
-"""Kinds of findings that come before all others, the first one first: what they cost is the job."""
+"""The kinds of findings that come before all others, in this order: they end the job."""
 
 
 def judge(report: Report) -> Verdict:
@@ -91,7 +91,7 @@ def judge(report: Report) -> Verdict:
     rulings = tuple(Ruling(rule=name, findings=tuple(own), because=why) for name, (own, why) in ruled.items())
     found = [finding for ruling in rulings for finding in ruling.findings]
     elapsed = report.goodput.elapsed_s
-    # A finding without a known cost comes after what takes a twentieth of the time, and before the rest.
+    # A finding without a known cost is sorted as if it took a twentieth of the time.
     found.sort(key=lambda one: (*_failure_order(one, report), _lasts(one), -(one.cost_s or elapsed / 20)))
     bound = _bound(report, found)
     state = "bad" if found else "good"
@@ -115,21 +115,23 @@ _NO_STEPS: Final = (
 
 
 def _lasts(finding: Finding) -> int:
-    """Return 0 for what costs more the longer a job runs, 1 for what it costs once, and 2 for what names no cause."""
+    """
+    Return 0 for a cost that grows with the length of the job, 1 for a cost that comes once, 2 for one without a cause.
+    """
     return {"startup": 1, "shutdown": 1, "unaccounted": 2}.get(finding.kind, 0)
 
 
 def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
-    """Return the sort key of a finding: failures by time, those that follow from others after these."""
+    """Return the sort key of a finding: failures by time, then those that follow from other failures."""
     if finding.kind not in FAILURES:
         return len(FAILURES), 0
-    if finding.kind == "not-finite":  # of a job that ran to its end nothing else is worse
+    if finding.kind == "not-finite":  # in a job that ran to its end nothing is worse
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
     since_ns = finding.since_ns or 0
     if finding.kind == "exception" and _PEER_LOST.search(finding.title):
         return 2, since_ns
     if finding.kind == "died" and not any(row.exited_ns == since_ns for row in report.ranks):
-        since_ns += round(UNWRITTEN_S * 1e9)  # it may have lived so much longer than its log says
+        since_ns += round(UNWRITTEN_S * 1e9)  # it may have lived that much longer than its log shows
     return 1, since_ns
 
 
@@ -164,7 +166,7 @@ def _summary(report: Report, bound: str) -> str:
 
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
 _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
-"""The words for waiting where no rank is late: nobody is waited for."""
+"""The words if no rank is late, so that nobody is waited for."""
 
 
 def _has_wait_in_backward(report: Report) -> bool:
@@ -221,7 +223,7 @@ def lost_words(report: Report) -> str:
 
 
 def _unwritten_words(report: Report) -> Iterator[str]:
-    """Yield, of each attempt, latest first, what its ranks without an end record may have taken with them."""
+    """Yield, for each attempt, the latest first, the steps of its ranks without an end record that may be in no log."""
     by_attempt: dict[int, list[Unwritten]] = {}
     for one in sorted(report.losses.unwritten, key=lambda one: -one.attempt):
         by_attempt.setdefault(one.attempt, []).append(one)
@@ -264,7 +266,9 @@ def bucket(report: Report, name: str) -> float:
 
 
 def _stood_still_s(report: Report, name: str) -> float:
-    """Return the seconds of saves or evaluations, those for which the rank waited whose account is the job's, too."""
+    """
+    Return the seconds of saves or evaluations, including those for which the rank whose account is the job's waited.
+    """
     return sum(bar.buckets_s.get(name, 0.0) for bar in report.attempts)
 
 
@@ -274,7 +278,7 @@ def _is_worth(report: Report, cost_s: float, threshold: float) -> bool:
 
 
 def _too_little(report: Report, what: str, cost_s: float, threshold: float) -> str:
-    """Return why a cost was not worth a finding."""
+    """Return the reason why a cost is no finding."""
     share = cost_s / report.goodput.elapsed_s if report.goodput.elapsed_s else 0.0
     return (
         f"{what} {words.seconds(cost_s)}, {words.percent(share)} of the time; from {words.percent(threshold, 0)} and "
@@ -283,7 +287,7 @@ def _too_little(report: Report, what: str, cost_s: float, threshold: float) -> s
 
 
 def _paste(report: Report, command: str, *options: str) -> str:
-    """Return a command line on the logs of *report*, to be pasted."""
+    """Return a command line to paste, for the logs of *report*."""
     return " ".join(["trackside", command, *map(shlex.quote, report.paths), *options])
 
 
@@ -351,7 +355,7 @@ def _raised(report: Report) -> _Ruled:
 
 
 _PLACE_IN_C: Final = re.compile(r"\[\S*:\d+\] ")
-"""The place in torch's own sources with which its messages begin."""
+"""The position in torch's own sources with which its messages begin."""
 
 
 def _one_line(text: str, most: int = 160) -> str:
@@ -385,7 +389,7 @@ def _died(report: Report) -> _Ruled:
         f"killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
     )
     outlived = any(row.has_good_end and row.last_step > first.last_step + 1 for row in report.ranks)
-    if len(dead) == 1 and report.losses.damaged_bytes and outlived:  # a log that was cut off ends so, too
+    if len(dead) == 1 and report.losses.damaged_bytes and outlived:  # a log that was cut off also ends like this
         title = f"The log of rank {first.rank} breaks off {after}{within}: it is torn, or the rank died."
         look = f"Look for the whole file where it was written; which bytes are damaged: {_paste(report, 'info')}"
     elif len(dead) == 1:
@@ -439,10 +443,10 @@ def _died(report: Report) -> _Ruled:
 
 def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
     """
-    Return which one died first, and whether that is certain.
+    Return the row of the rank that died first, and whether that is certain.
 
-    A launcher kills the other ranks within moments, and the last second of each may be in no log: then only who saw
-    the processes exit knows.
+    A launcher kills the other ranks within moments, and the last second of each may be in no log. Then only `trackside
+    run`, which sees processes exit, can tell.
     """
     exits_ns = {row.rank: row.exited_ns for row in dead if row.exited_ns is not None}
     if len(exits_ns) == len(dead):
@@ -461,7 +465,7 @@ def _exited(row: RankRow) -> str:
 
 
 def _exit(report: Report) -> _Ruled:
-    """Find a program or a rank that ended well as its log says, and yet did not do all that it should."""
+    """Find a program, or a rank, that failed although the logs end well."""
     left = _left_early(report)
     if left is not None:
         row, error = left
@@ -509,7 +513,9 @@ def _left_early(report: Report) -> tuple[RankRow, ErrorRow] | None:
 
 
 def _is_dead(report: Report, row: RankRow) -> bool:
-    """Return whether a rank without an end has died: by its liveness, or as others went on, or all is long ago."""
+    """
+    Return whether a rank without an end has died: by its liveness, because others went on, or because all is long ago.
+    """
     if row.state == "died" or report.age_s > DIED_AFTER_S:
         return True
     if report.ranks_total > 1 and all(other.state == "ended" for other in report.ranks if other.rank != row.rank):
@@ -645,7 +651,9 @@ def _stalls(report: Report) -> list[StallRow]:
 
 
 def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
-    """Return the rank that holds the others up: the first of few that do not wait where most do; else one alone."""
+    """
+    Return the stall of the rank that holds the others up: of few that do not wait the first, or else the only one.
+    """
     working = [one for one in stalls if not one.waits]
     if 0 < len(working) < len(stalls):
         return min(working, key=lambda one: (one.step, one.rank)).rank
@@ -655,7 +663,7 @@ def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
 
 
 def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
-    """Return the places in the code where ranks are, a line for each, the odd rank's first."""
+    """Return a line for each rank with its place in the code, that of the odd rank first."""
     places: dict[str, list[int]] = {}
     for one in sorted(stalls, key=lambda one: (one.rank != odd, one.rank)):
         within = f"in {one.span}, " if one.span else ""
@@ -785,7 +793,7 @@ def _of_rank(one: Standstill | None) -> str:
 
 
 def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
-    """Return how many there were and how long, and by how much the rank exceeds the fastest one."""
+    """Return lines on their number and length, and on the rank's excess over the fastest one."""
     if one is None:
         return ()
     at = f" at step {one.longest_step}" if one.longest_step >= 0 else ""
@@ -802,13 +810,13 @@ _UNEVEN_SCORE: Final = 0.5
 
 
 def _input(report: Report) -> _Ruled:
-    """Find a loader that is slow on all ranks; one that is slow on some ranks is found by the rule stragglers."""
+    """Find a loader that is slow on all ranks; the rule stragglers finds one that is slow on some."""
     loading = bucket(report, LOADING)
-    cost = max(0.0, loading - report.first_batch_s)  # what a first batch takes is starting up
+    cost = max(0.0, loading - report.first_batch_s)  # the first batch belongs to starting up
     parts = [part for part in report.parts if part.kind == "input"]
     if not loading:
         cost = _unnamed_input_s(report)
-    # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
+    # The bucket is that of the rank that got least done; a late rank's wait beyond its peers is another finding.
     late_ones = [one for one in report.late if kind_of(one.what, set()) == "input"]
     late_s = min(cost, sum(one.excess_s for one in late_ones))
     cost -= late_s
@@ -830,7 +838,7 @@ def _input(report: Report) -> _Ruled:
             f'badput_type="{LOADING}"'
         )
     who, rank, uneven = "Training", None, _uneven(report)
-    is_found = uneven is not None and uneven[1] in {one.rank for one in late_ones}  # what is left is what all wait
+    is_found = uneven is not None and uneven[1] in {one.rank for one in late_ones}  # the rest is what all ranks wait
     if uneven is not None and not is_found and uneven[0] in {part.name for part in parts}:
         rank = uneven[1]
         who = f"Rank {rank}"
@@ -857,26 +865,26 @@ def _input(report: Report) -> _Ruled:
 
 
 def _unnamed_input_s(report: Report) -> float:
-    """Return the time of the parts that load data by their names, where goodput has no bucket of it, in seconds."""
+    """Return the time, in seconds, of the parts that load data by their names, if goodput has no bucket for it."""
     return sum(part.share for part in report.parts if part.kind == "input") * _stepped_s(report)
 
 
 def _stepped_s(report: Report) -> float:
-    """Return how long all steps of a rank took, from step to step, on average over the ranks, in seconds."""
+    """Return the time of all steps of a rank, from step to step, in seconds: the mean over the ranks."""
     ranks = max(1, report.ranks_total - len(report.missing_ranks))
     return sum(one.total for _, one in report.steps) / ranks / 1e9
 
 
 def _between_steps_s(report: Report) -> float:
-    """Return the part of that time which is in no bucket, in seconds."""
+    """Return the part of the steps' time that is in no bucket, in seconds."""
     return min(bucket(report, "OTHER"), max(0.0, _stepped_s(report) - report.goodput.productive_s))
 
 
 def _uneven(report: Report) -> tuple[str, int, float] | None:
     """
-    Return the part of a step, the rank, and by what factor it takes longer there than the fastest rank does.
+    Return a part of a step, the slowest rank in it, and the factor by which it takes longer than the fastest one.
 
-    For advice alone: that it is not noise is another rule's to say. None where no rank takes twice as long.
+    For advice alone: it may be noise. None if no rank takes twice as long.
     """
     if report.heatmap is None:
         return None
@@ -897,7 +905,7 @@ def _fastest_in(heatmap: Heatmap, part: str) -> int:
 
 
 def worthy(report: Report) -> list[LateRank]:
-    """Return the late ranks whose cost is worth a finding, without one that its regular pauses explain."""
+    """Return the late ranks that cost enough for a finding, without those whose regular pauses explain it."""
     return [
         one
         for one in report.late
@@ -908,9 +916,9 @@ def worthy(report: Report) -> list[LateRank]:
 
 def waited_words(report: Report) -> str:
     """
-    Return how much productive time went into waiting for the rank that cost most.
+    Return a sentence on the productive time that went into waiting for the rank that cost most.
 
-    Empty if little did, and where nothing says that the others wait for it.
+    Empty if that was little, or if nothing shows that the others waited.
     """
     late = worthy(report)
     badput_s = {one.rank: one.elapsed_s - one.productive_s for one in report.goodput.ranks}
@@ -918,7 +926,8 @@ def waited_words(report: Report) -> str:
         return ""
     one = late[0]
     own_s = badput_s.pop(one.rank)
-    # The job's account is that of the late rank: what it lost in other buckets, as by loading data, is not productive.
+    # The job's account is that of the late rank: time that it lost in other buckets, such as data loading, is not
+    # productive.
     waited_s = one.lost_s - max(0.0, own_s - statistics.median(badput_s.values()))
     if waited_s < LEAST_COST_S:
         return ""
@@ -926,7 +935,7 @@ def waited_words(report: Report) -> str:
 
 
 def _stragglers(report: Report) -> _Ruled:
-    """Name the slowest hosts, each once: ranks of one host are slow for one reason, as a rule."""
+    """Find the late ranks, those of one host together: as a rule they are slow for one reason."""
     late = worthy(report)
     if not late:
         if report.pauses is not None and report.late and _is_worth(report, report.late[0].lost_s, STRAGGLER_FROM):
@@ -957,13 +966,13 @@ def chance_words(one: LateRank) -> str:
         return "for long by more than half a step, which no other rank was"
     if chance is None:
         return "this rests on the scores of its windows alone: too few to rule out noise"
-    # No model of the noise is valid for what it does even more seldom.
+    # No model of the noise is valid for rarer events.
     return f"noise does that in fewer than one of {10 ** min(6, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 
 def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Finding:
     same = [one.rank]
-    if one.node and report.hosts > 1:  # that all ranks share the only host says nothing
+    if one.node and report.hosts > 1:  # if there is one host, all ranks share it
         same = sorted({other.rank for other in late if (other.node, other.what) == (one.node, one.what)})
     is_input = kind_of(one.what, set()) == "input"
     many = len(same) > 1
@@ -1092,7 +1101,7 @@ def _waiting(report: Report) -> _Ruled:
     share = report.waited_share
     if share is None:
         return [], "nothing says where ranks wait for each other"
-    # If no span measures the waiting, only a part of the time is known to be waiting.
+    # If no span measures the waiting, only a part of it is known.
     threshold = WAITING_FROM if any(part.kind == "waiting" for part in report.parts) else WAITING_OUTSIDE_FROM
     if share < threshold:
         because = f"{words.percent(share)} of a step; from {words.percent(threshold, 0)} on it would be said"
@@ -1327,7 +1336,7 @@ def _unaccounted(report: Report) -> _Ruled:
     if not report.steps and report.parts:
         return [], "no iteration was recorded, and the sections of the steps say what took the time"
     elsewhere = sum(one.cost_s for one in _pauses(report)[0])
-    if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
+    if not all(row.has_good_end for row in report.ranks):  # time after a failure is a cost of the failure
         elsewhere += _silent_s(report)
     # The cause of this time is known, whether or not it is worth a finding.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
@@ -1335,7 +1344,7 @@ def _unaccounted(report: Report) -> _Ruled:
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
     if not bucket(report, LOADING):
         elsewhere += min(_unnamed_input_s(report), _between_steps_s(report))
-    cost = max(0.0, bucket(report, "OTHER") - elsewhere)  # what is known better may overlap
+    cost = max(0.0, bucket(report, "OTHER") - elsewhere)  # costs that are known better may overlap
     if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
         because = _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
         return [], f"{because}, of at least {LEAST_UNACCOUNTED_S:g} s"

@@ -42,8 +42,8 @@ from trackside.report._lateness import (
 
 
 def kind_of(name: str, waits: set[str]) -> str:
-    """Return ``input``, ``compute``, ``waiting`` or ``other``: what *name* says, unless it is known to wait."""
-    if is_gap(name):  # it is named after what is around it, which says nothing of it
+    """Return ``input``, ``compute``, ``waiting`` or ``other``: the kind by the *name*, unless it is known to wait."""
+    if is_gap(name):  # its name is made of the parts around it
         return OTHER
     # A backward pass contains waiting where gradients are exchanged in it, and computes all the same.
     if name in waits and name not in span_names.WITHIN_STEP:
@@ -54,12 +54,12 @@ def kind_of(name: str, waits: set[str]) -> str:
 OUTSIDE: Final = "outside measured parts"
 """The name of all stretches between the parts together."""
 _STANDSTILL: Final = "standstill"
-"""All of them together, where only windows are known."""
+"""The name of all standstills together, where only windows are known."""
 STANDSTILLS: Final = INTERRUPTING | {
     *(span_names.OF_ITERATION[kind] for kind in ("validation", "testing")),
     _STANDSTILL,
 }
-"""Spans between two steps in which training stands still: they are in buckets of their own and in no step."""
+"""The spans in which training stands still between two steps; they have buckets of their own and are in no step."""
 _MOST_TILES: Final = 48
 _GAP: Final = "\N{RIGHTWARDS ARROW}"
 _MOST_PENDING: Final = 512
@@ -113,7 +113,7 @@ class StepTiles:
 
     most: int = 4_096
     block: int = 1
-    """Steps in a block."""
+    """The number of steps in a block."""
     places: array[int] = attrs.field(factory=lambda: array("q"))
     """For each block, its index: the number of any of its steps, divided by `block` and rounded down."""
     steps: array[int] = attrs.field(factory=lambda: array("l"))
@@ -136,7 +136,7 @@ class StepTiles:
             pending.append((start_ns, end_ns, name))
 
     def end_step(self, step: int, start_ns: int, end_ns: int) -> None:
-        """Record a step with the parts that lie in it; one without a number is recorded by nobody."""
+        """Record a step with the parts that lie in it; a step without a number is left out."""
         parts, self._pending = self._pending, []
         if step < 0:
             return
@@ -202,7 +202,7 @@ class StepTiles:
         return self.first_steps.get(place, place * self.block)
 
     def time_of(self, step: int) -> int:
-        """Return about when the block of *step* ended, in ns since the epoch; 0 if that is not known."""
+        """Return the approximate time when the block of *step* ended, in ns since the epoch; 0 if it is not known."""
         for at in range(len(self.places)):
             if self.first_step(at) + self.block > step and self.steps[at]:
                 last = max((column[at] for column in self.ends.values()), default=0.0)
@@ -224,7 +224,7 @@ class StepTiles:
 
     @property
     def named_shares(self) -> tuple[float, float]:
-        """The shares of the steps' time that lie in named parts of work, and in these and named waiting."""
+        """The shares of the steps' time in named parts of work, and in all named parts, waiting included."""
         sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
         whole = sum(sums.values()) or 1.0
         named = {name: own / whole for name, own in sums.items() if not is_gap(name)}
@@ -246,7 +246,7 @@ class StepRecord:
     windows: StepTiles = attrs.field(factory=StepTiles)
     """By section windows: each block is a window."""
     timer: StepTimer = attrs.field(factory=StepTimer)
-    """It says from when to when a step lasts."""
+    """The rule for the start and the end of a step."""
     _since_window_ns: int = 0
     """The length of the steps since the last section window, in ns."""
     _stood_since_window_ns: int = 0
@@ -301,7 +301,7 @@ def chosen_tiles(records: Sequence[StepRecord]) -> list[StepTiles]:
         tuple(max((own[at] for own in named), default=0.0) for named in (by_spans, by_windows)) for at in (0, 1)
     ]
     spans, windows = next(filter(any, compared), compared[0])
-    # Spans have times, so they are preferred: they say also in which order parts come, and between which time is lost.
+    # Spans are preferred because they have times, which show the order of parts and the time lost between them.
     return [one.tiles if windows <= 2 * spans else one.windows for one in records]
 
 
@@ -321,7 +321,7 @@ def most_blocks(processes: int, most: int) -> int:
 
 
 def tiles_of(processes: Iterable[ProcessT]) -> list[tuple[ProcessT, StepTiles]]:
-    """Return the processes that recorded steps, with these by their parts."""
+    """Return the processes that recorded steps, each with its steps by their parts."""
     known = list(processes)
     return [
         (one, tiles)
@@ -331,7 +331,7 @@ def tiles_of(processes: Iterable[ProcessT]) -> list[tuple[ProcessT, StepTiles]]:
 
 
 def by_attempt(processes: Iterable[ProcessT]) -> list[dict[int, tuple[ProcessT, StepTiles]]]:
-    """Return the ranks of each attempt that recorded steps, with these, in the order of *processes*."""
+    """Return, for each attempt, the ranks that recorded steps, with their steps, in the order of *processes*."""
     attempts: dict[tuple[str, int], dict[int, tuple[ProcessT, StepTiles]]] = {}
     for one, tiles in tiles_of(processes):
         attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = one, tiles
@@ -356,13 +356,13 @@ class LateRank:
     what: str
     """The part in which it lost most, or ``outside measured parts``."""
     where: str
-    """The same place in the step: the part, or what the stretch lies between."""
+    """The same in words: the part, or the parts between which the stretch lies."""
     own_ns: float
     """The time of a step that it spent there."""
     peers_ns: float
     """The same, the median of the ranks that were not late."""
     lateness_ns: float
-    """By how much later than its peers it arrived, of a step on average."""
+    """The mean time by which it arrived later than its peers, in a step."""
     since_step: int
     until_step: int
     is_over: bool
@@ -377,9 +377,9 @@ class LateRank:
     where it is grossly late.
     """
     by_part: bool = False
-    """Whether it is `what` that noise does not explain, and not all of its time."""
+    """Whether noise can explain its whole own time, but not `what` alone."""
     steps: int = 0
-    """Steps in which it was late, those that were made again counted again; 0 where only windows are known."""
+    """The number of steps in which it was late, repeated ones included; 0 if only windows are known."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
@@ -401,7 +401,7 @@ class WhatIf:
     waits_in: tuple[str, ...] = ()
     """The tiles in which ranks wait for each other."""
     exchanged_ns: float = 0.0
-    """The time that even the last to arrive spent in them, in the median step: the exchange itself."""
+    """The time that the last rank to arrive spent in them, in the median step: the exchange itself."""
     step_ns: float = 0.0
     """The usual step."""
     ranks: int = 0
@@ -424,9 +424,9 @@ class Pause:
     """None if they come at no regular interval."""
     steps: tuple[int, ...]
     length_ns: float
-    """By how much such a step is longer."""
+    """The time by which such a step is longer."""
     where: str
-    """The tile that is longest then."""
+    """The tile that grows most in such a step."""
     cost_s: float
 
 
@@ -444,7 +444,7 @@ class _Grid:
     took: dict[str, list[list[float]]]
     """By tile and rank, the mean of a step in each block, in ns."""
     ends: dict[str, list[list[float]]]
-    """Likewise the mean time when it ended; of a common zero."""
+    """Likewise the mean time when it ended, relative to a common zero."""
     has_ends: bool
 
     def total(self, names: Collection[str]) -> list[list[float]]:
@@ -473,7 +473,7 @@ class _Grid:
 
 def compare_all(processes: Iterable[RecordedProcess], waits: Collection[str]) -> WhatIf:
     """
-    Return what comparing the ranks over all attempts came to, for every view; the figures are those of the last ones.
+    Compare the ranks over all attempts, for every view; the figures of the result are those of the last attempts.
 
     Args:
         processes: The ranks of all attempts of a job, attempt by attempt.
@@ -498,12 +498,13 @@ def compare_ranks(
     """
     Return which ranks were late, since when, and why.
 
-    Attempts of the same ranks are one course of steps, so that what began in one and went on in the next is one.
+    Attempts of the same ranks are one course of steps, so lateness that begins in one attempt and continues in the next
+    is found once.
 
     Args:
         attempts: The steps of each rank, for each attempt in order.
         waits: Names of parts in which ranks are known to wait for each other.
-        hosts: Those of the ranks, each once; the times of ranks on one host are of one clock.
+        hosts: The hosts of the ranks, each once; ranks on one host share a clock.
     """
     # Windows of sections have no times within a step.
     has_times = not any(own.first_steps for tiles in attempts for own in tiles.values())
@@ -523,7 +524,7 @@ def compare_ranks(
     if not whole:
         return WhatIf(why_not="the ranks have too few steps in common" if grids else why_not)
     results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
-    # Lateness among other ranks than those of the last attempt is over.
+    # Lateness in earlier attempts with other ranks is over.
     late = [
         attrs.evolve(one, is_over=one.is_over or grid is not grids[-1])
         for grid, result in zip(whole, results, strict=True)
@@ -539,7 +540,7 @@ def late_words(one: LateRank) -> str:
 
 
 def since_words(one: LateRank) -> str:
-    """Return in which steps a rank was late; where noise leaves open since when, *about* says so."""
+    """Return the steps in which a rank was late, in words; *about* is used if noise leaves the first one open."""
     about = "about " if one.began else ""
     if one.is_over:
         return f"in {about}steps {one.since_step} to {one.until_step}"
@@ -579,7 +580,7 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
     for own in tiles.values():
         own.coarsen(block)
     most = max(len(own.places) for own in tiles.values())
-    # A rank that died early would leave nothing to compare the others by.
+    # A rank that died early would leave the others without common steps.
     known = {rank: own for rank, own in sorted(tiles.items()) if 2 * len(own.places) >= most}
     if len(known) < 2:  # noqa: PLR2004
         return "the ranks recorded different steps"
@@ -646,7 +647,7 @@ def _longest_standstills(took: Mapping[str, Sequence[Sequence[float]]]) -> list[
 
 def _without_standstills(columns: Mapping[str, Sequence[float]], longest: Sequence[float]) -> dict[str, list[float]]:
     """
-    Return the tiles of one rank without what it waited while another one stood still, as in a barrier of the program.
+    Return the tiles of one rank without the time that it waited while another rank stood still, as in a barrier.
 
     One rank saves or evaluates, the others wait where no span measures it: they are not late by that, and do not pause.
     """
@@ -669,9 +670,8 @@ def _synchronizing(
     """
     Return the tiles in which ranks wait for each other.
 
-    A part is one by its name, or by its signature: ranks enter it apart from each other and leave it together. Where
-    clocks say nothing of that, it is long where the others arrived late: one rank is shorter in it than its peers by
-    what it is longer elsewhere.
+    A part is one by its name, or because ranks enter it apart from each other and leave it together. If clocks cannot
+    show that, it is the part in which one rank is shorter than its peers by what it is longer elsewhere.
     """
     sync = [name for name in names if name in waits or kind_of(name, set(waits)) == WAITING]
     least_ns = max(LEAST_LATE_NS / 3, _SYNC_FROM_SHARE * usual_ns)
@@ -708,7 +708,7 @@ def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
 def _shorter_for_the_late(
     grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]], least_ns: float
 ) -> list[str]:
-    """Return the tile in which one rank is shorter than its peers, of those that can contain waiting."""
+    """Return the tile in which one rank is shorter than its peers, if it can contain waiting."""
     found = []
     even = []
     steps = [statistics.fmean(own) for own in whole]
@@ -742,7 +742,7 @@ def _order(name: str) -> int:
 
 
 def _find_late(grid: _Grid, own: Rows, whole: Rows, *, parts: Sequence[str], is_tiled: bool = True) -> list[LateRank]:
-    """Return the late ranks, the one that cost most first; *parts* are what *own* is made of, if it is tiled."""
+    """Return the late ranks, the most costly first; *parts* are the parts of *own*, if it is tiled."""
     usual_ns = statistics.median(map(statistics.median, whole))
     late = find_late(own, grid.counts, usual_ns, [grid.took[name] for name in parts] if is_tiled else ())
     others = [at for at in range(len(grid.ranks)) if at not in late]
@@ -755,7 +755,7 @@ def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[flo
     Return the ranks that are behind at every bound of their tiles, by the same time.
 
     Such a rank loses time in the tile in which ranks wait for each other, after they have: so all tiles are as long as
-    its peers', and only their times differ. It takes a common clock to see.
+    its peers', and only their times differ. It can be seen only with a common clock.
     """
     candidates = [name for name in names if all(any(own) for own in grid.took[name]) and _order(name) < 3]  # noqa: PLR2004
     if not candidates:
@@ -792,7 +792,7 @@ def _late(
         return None
     lateness_ns = episode.level_ns
     ordered = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
-    beside = [] if episode.by_part else [one for one in ordered if one[0] != what]  # then that of the others is noise
+    beside = [] if episode.by_part else [one for one in ordered if one[0] != what]  # then the other parts are noise
     return LateRank(
         rank=grid.ranks[at],
         what=OUTSIDE if is_gap(what) else what,
@@ -821,19 +821,19 @@ LEAST_PAUSE_SHARE: Final = 0.5
 """The share of the usual step by which a pause makes a step longer, at least."""
 LONG_PAUSE_NS: Final = 1e9
 LONG_PAUSE_STEPS: Final = 10
-"""Usual steps: by so much, and by `LONG_PAUSE_NS`, a pause makes a step longer that needs no regular interval."""
+"""A step that is longer by so many usual steps, and by `LONG_PAUSE_NS`, is a pause even without regular intervals."""
 _FEWEST_PAUSES: Final = 5
 _MOST_PAUSES: Final = 0.25
 """The share of steps that may be pauses; more of them are the usual step."""
 _REGULAR: Final = 0.75
 _MOST_CHANCE: Final = 1e-4
-"""The largest probability of the intervals for pauses that come at random."""
+"""The largest probability of the intervals if pauses came at random."""
 _MOST_SEARCHED: Final = 64
 
 
 def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause | None:
     """
-    Return what makes steps longer: at regular intervals, as a garbage collection does, or else by far; None if nothing.
+    Return the pauses that make steps longer: at regular intervals, like a garbage collection, or else by far; or None.
 
     Args:
         tiles: By rank, its steps: of one attempt.
@@ -864,7 +864,7 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
 
 
 def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
-    """Return the places of the *lengths* above *bound*; None if they are few, many, or come at no regular interval."""
+    """Return the indices of the *lengths* above *bound*; None if they are few, many, or at no regular intervals."""
     at = [place for place, length in enumerate(lengths) if length > bound]
     if not _FEWEST_PAUSES <= len(at) <= _MOST_PAUSES * len(lengths):
         return None
@@ -880,7 +880,7 @@ def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
 
 def _chance_of_gaps(share: float, usual: float, deviation: float, regular: int, count: int) -> float:
     """
-    Return a bound on how probable it is that of *count* gaps *regular* or more lie within *deviation* of *usual*.
+    Return a bound on the probability that of *count* gaps *regular* or more lie within *deviation* of *usual*.
 
     Each step pauses by chance, with the probability *share*: gaps are distributed geometrically, and the number of
     those that fit binomially, without the one that gave *usual*. The bound on its tail is Chernoff's: exact if all fit.
@@ -902,7 +902,7 @@ def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[floa
     steps = list(places)[1:]
     middle = statistics.median(lengths)
     least_ns = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
-    # Noise lengthens steps between pauses, too: then only the longest ones come at regular intervals.
+    # Noise also lengthens steps between pauses: then only the longest steps come at regular intervals.
     halfway_ns = (middle + sorted(lengths)[-_FEWEST_PAUSES]) / 2
     at = next(filter(None, (_regular(lengths, bound) for bound in (least_ns, max(least_ns, halfway_ns)))), None)
     every_steps = None if at is None else round(statistics.median(map(operator.sub, at[1:], at)))

@@ -38,7 +38,7 @@ def make_console(*, width: int | None = None, file: Any = None) -> Console:
 
 
 def _end() -> None:
-    raise BrokenPipeError  # to rich this is a failure, though the reader only has enough
+    raise BrokenPipeError  # rich takes it for a failure, but the reader just stopped reading
 
 
 def print_report(report: Report, console: Console | None = None, *, is_explained: bool = False) -> None:
@@ -74,7 +74,7 @@ def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "t
     """Return *view* as a terminal of that size would show it, as an SVG."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(_top(view, width, height, ScreenState()))
-    # Without the fonts, which a browser would fetch from another site.
+    # Without the fonts, which a browser would load from another site.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
@@ -108,7 +108,7 @@ def _top(view: TopView, width: int, height: int, screen: ScreenState | None = No
         *_rates(view, width),
         *_goodput(view, width),
     ]
-    lost = Text()  # without a style of its own, which the keys would get too
+    lost = Text()  # without a style of its own, which would apply to the keys too
     lost.append_text(_text(f"lost {view.lost:,}", "bold red" if view.lost else "green"))
     if view.suspended:
         lost.append_text(_text(f"   suspended: {', '.join(view.suspended)}", "bold red"))
@@ -199,7 +199,7 @@ def _head(view: TopView, width: int) -> Text:
 def _step_line(view: TopView, width: int) -> Text:
     rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
     line = _text(f"step {view.step:,}  " if view.step >= 0 else "no step yet  ")
-    if view.is_stale and not view.has_ended:  # a rate of some time ago is not what happens now
+    if view.is_stale and not view.has_ended:  # an old rate is not the present one
         ago = words.seconds(view.rate_age_s)
         line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "bold red"))
     else:
@@ -210,7 +210,7 @@ def _step_line(view: TopView, width: int) -> Text:
 
 
 def _rates(view: TopView, width: int) -> Iterator[Text]:
-    """Yield the line of loss, throughput and what is left, of those that are known."""
+    """Yield a line with loss, throughput and remaining time, as far as they are known."""
     known = [
         ("tokens/s", None if view.tokens_per_s is None else words.amount(float(f"{view.tokens_per_s:.3g}"))),
         ("MFU", None if view.mfu is None else words.percent(view.mfu)),
@@ -297,7 +297,7 @@ _MOST_HAPPENED: Final = 8
 
 
 def _since(view: TopView, model: str) -> str:
-    """Return a remark on the figures of *model*: if the job does not keep it, they begin here."""
+    """Return a remark on the figures of *model*: if the job does not keep that model, they begin now."""
     return " since attached" if model in view.partial else ""
 
 
