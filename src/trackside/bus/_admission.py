@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trackside.bus._subscribers import Step
 
 QUEUE_LIMIT: Final = 16_384
-"""Events the queue holds at most."""
+"""The most events that the queue holds."""
 
 NEVER: Final = immortal(math.inf)
 """More than any count."""
@@ -27,9 +27,9 @@ NEVER: Final = immortal(math.inf)
 # The share of the queue that each priority may fill.
 _SHARE: Final = {PROFILE: 1 / 2, ITERATION: 4 / 5, LIFECYCLE: 1.0}
 _WAKE_SHARE: Final = 3 / 4
-"""Of its share; an event that finds so much in the queue wakes the dispatcher."""
+"""The part of its share at which an event wakes the dispatcher."""
 _ASK_EVERY: Final = 64
-"""Events of a lane, at most, of which one asks for room."""
+"""At most one in so many events of a lane asks for room."""
 
 
 class Admission:
@@ -99,7 +99,7 @@ class Admission:
         """Return whether the queue has room for this priority; else count the event as dropped."""
         waiting = len(self._queue)
         is_first = self._limit <= waiting and self._limit < self._most
-        if is_first:  # since the dispatcher was here; the events after it pay nothing for this
+        if is_first:  # the first one since the dispatcher's last visit; later events pay nothing for this
             self._limit = self._most
             self._wake()
         if waiting < self._most:
@@ -107,7 +107,7 @@ class Admission:
         return self.dropped.add() < 0  # the last line: see `is_settled`
 
     def reset(self) -> None:
-        """Let the next event that finds the queue filling wake the dispatcher, which was here."""
+        """Note a visit of the dispatcher: the next event that finds the queue filling wakes it again."""
         self._limit = self._wake_at
 
     def offer(self, event: Event) -> None:

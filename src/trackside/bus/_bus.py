@@ -123,7 +123,7 @@ class Bus(Closing):
         ConfigError: if *queue_limit* is below 1.
     """
 
-    # Slots for what the compiled core or the lanes read; all else is in the dict.
+    # Slots for the attributes that the compiled core or the lanes read; all others are in the dict.
     __slots__ = ("__dict__", "__weakref__", "_is_closed", "_routes", "_routes_by_lane", "_subscribers")
 
     def __init__(
@@ -213,12 +213,12 @@ class Bus(Closing):
                 begun = None
                 if finished is not None:
                     target.ceiling = finished()
-        except BaseException as error:  # a handler cannot hurt the job
+        except BaseException as error:  # a handler must not harm the job
             try:
                 raised = self._recover(route, target, begun, event, error)
             except RecursionError:
-                # The stack has no room for a Python call, so the events are counted by C functions alone; even these
-                # may not fit.
+                # The stack has no room for a Python call, so only C functions count the events; even these may have no
+                # room.
                 raised = None
                 is_next = False
                 try:
@@ -240,7 +240,9 @@ class Bus(Closing):
                 raise raised  # noqa: B904  in most cases `raised` is `error` itself
 
     def wants(self, cls: type[Event]) -> bool:
-        """Return whether any handler would get an event of type *cls*: ask before building an expensive one."""
+        """
+        Return whether any handler would get an event of type *cls*; to be asked before an expensive event is built.
+        """
         try:
             route = self._routes[cls]
         except KeyError:
@@ -307,7 +309,7 @@ class Bus(Closing):
             queued = [each for each in wanting if isinstance(each, QueuedSubscriber) and not each.closing]
             if queued:
                 steps.append(self._dispatcher.admission(cls).step())
-                self._dispatcher.start()  # with the first event for the queue, and not before
+                self._dispatcher.start()  # a stream starts with the first event for the queue
                 for subscriber in queued:
                     subscriber.start()
             route = tuple(steps)
@@ -379,7 +381,7 @@ class Bus(Closing):
             if is_done or suspended is not None:
                 self._routes = {}
             if self.strict and isinstance(target, Lane):
-                target.subscriber.circuit_breaker.close()  # a strict bus raises each error, and suspends no handler
+                target.subscriber.circuit_breaker.close()  # a strict bus raises every error and suspends no handler
             elif suspended is not None:
                 self.log(suspended)
         except RecursionError:  # the failure is counted; there is no room on the stack to report it
@@ -462,7 +464,7 @@ class Bus(Closing):
 
     def _add(self, subscriber: Subscriber) -> None:
         if isinstance(subscriber, QueuedSubscriber):
-            self._identity.find()  # now, so that a child forked before the first event knows its parent
+            self._identity.find()  # at once, so that a child forked before the first event knows its parent
             subscriber.subscribe(self._dispatcher.admissions)
             self._dispatcher.put(Join(subscriber))
         # Subscribers before routes: a concurrent log() can then fill only the table that is replaced here.
@@ -494,9 +496,9 @@ class Bus(Closing):
         """
         Start a new numbered stream of *source*, to which all later events belong.
 
-        Without this, a stream starts with the first event for the queue; its source is the bus's own, else the
+        Without this call, a stream starts with the first event for the queue; its source is the bus's own or else the
         process's. If another bus numbers events under the process's id, the source gets a new id. A source whose stream
-        has ended cannot go on: it gets another id.
+        has ended gets another id: a stream cannot continue.
         """
         self._identity.claim(source)  # claim it now, before the first event of another bus does
         self._dispatcher.put(Begin(source))
@@ -517,7 +519,7 @@ class Bus(Closing):
             self._identity.renew(ended)
 
     def at_barrier(self, act: Callable[[StreamView], object]) -> None:
-        """Have the dispatcher call *act*, between two events, with the state of the stream at this place."""
+        """Have the dispatcher call *act*, between two events, with the state of the stream at that moment."""
         self._dispatcher.put(Barrier(act))
         self._dispatcher.start()
 
@@ -541,7 +543,7 @@ class Bus(Closing):
         done = self._dispatcher.settle(left_s(deadline_s)) and done
         queued = self._queued()
         for place, subscriber in enumerate(queued):
-            # Each gets an equal share of the time left, so that a stalled one cannot use up the next one's.
+            # Each handler gets an equal share of the time left, so that a stalled one does not use up the others' time.
             done = subscriber.flush(left_s(deadline_s) / (len(queued) - place)) and done
         return self._forwarder.flush(left_s(deadline_s)) and done
 
@@ -565,13 +567,13 @@ class Bus(Closing):
         deadline_s = deadline_in(timeout_s)
         done = self.registry.close(left_s(deadline_s) / 4)
         if not self._dispatcher.is_here():
-            # Deliver what was logged while models can still publish what they derive from it.
+            # Deliver what was logged, while models can still publish derived events.
             done = self._dispatcher.settle(left_s(deadline_s) / 3) and done
         self._is_closed = True
         self._routes = {}
         if self._dispatcher.is_here():
             return False
-        # Then deliver the events that came meanwhile, and end the stream.
+        # Then deliver the events that were logged meanwhile, and end the stream.
         done = self._dispatcher.settle(left_s(deadline_s) / 2) and done
         self._dispatcher.put(End("closed", for_good=True))
         done = self._dispatcher.settle(left_s(deadline_s) / 2) and done

@@ -1,8 +1,8 @@
 """
 The dispatcher: the thread that empties the queue, numbers the events, encodes each once and delivers it.
 
-Foreign code that it runs: rules with predicates, redaction, models, frame sinks and what is subscribed with
-`RunsOn.DISPATCHER`. Those must not block. Event sinks have threads of their own, so none of them can stall it.
+It runs foreign code: rules with predicates, redaction, models, frame sinks and handlers subscribed with
+`RunsOn.DISPATCHER`. These must not block. Event sinks have threads of their own, so they cannot stall it.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ POLL_S: Final = 0.4
 BUSY_POLL_S: Final = 0.05
 """The shortest pause if none is asked for, in seconds: viewers get the frames of a busy job soon."""
 _WORTH_EVENTS: Final = 1_000
-"""Events beside which a wake-up is cheap: the pause is as long as so many took to come, within the bounds above."""
+"""A wake-up is cheap beside so many events: the pause is the time in which so many came, within the bounds above."""
 ROUNDS: Final = 3
-"""Passes over events that models published, in one drain; a model that feeds itself cannot keep the thread for ever."""
+"""The most passes over published events in one drain, so that a model that feeds itself cannot keep the thread."""
 _READ_CLOCK_EVERY: Final = 256
 _REPORT_DROPPED_NS: Final = 10**9
 _INJECTED_BYTES: Final = 512
-"""The size at which an event of another process counts in a sink's queue: its encoded size is no longer known."""
+"""
+The size that is assumed for an event of another process in a sink's queue; its encoded size is not known any more.
+"""
 _WAKE: Final = "wake"
 _STOP: Final = "stop"
 
 
 class StreamView(NamedTuple):
-    """The state of the dispatcher at one place of the stream; every frame before it was cut."""
+    """The state of the dispatcher at one moment of the stream; every frame before it was cut."""
 
     source: Source | None
     """The source of the stream; None if none has begun."""
@@ -80,47 +82,47 @@ class StreamView(NamedTuple):
     dropped: int
     """Events of this source that got no number."""
     models: Sequence[Any]
-    """As they are after the event before."""
+    """The models, in their state after the event before."""
 
 
 class Barrier(NamedTuple):
-    """In the queue: call *act* at this place of the stream."""
+    """An entry of the queue: call *act* at this point of the stream."""
 
     act: Callable[[StreamView], object]
 
 
 class Inject(NamedTuple):
-    """In the queue: events of other processes, which have their numbers."""
+    """An entry of the queue: events of other processes, which have their numbers."""
 
     events: Sequence[Event]
 
 
 class Describe(NamedTuple):
-    """In the queue: from here on the source of the stream is described so; its id is the same."""
+    """An entry of the queue: from here on the source of the stream has this description; its id is the same."""
 
     source: Source
 
 
 class Begin(NamedTuple):
-    """In the queue: from here on events are this source's."""
+    """An entry of the queue: from here on events belong to this source."""
 
     source: Source
 
 
 class End(NamedTuple):
-    """In the queue: the source's stream ends here."""
+    """An entry of the queue: the source's stream ends here."""
 
     reason: str
     for_good: bool = False
-    """Whether no other may begin: the bus is closed."""
+    """Whether no other stream may begin, because the bus is closed."""
 
 
 class StreamIdentity:
     """
     The source under which a bus numbers its events: the bus's own, else this process's.
 
-    One id is numbered under once: it was made in this process, and no other bus of the process has it. Any other source
-    gets a new id, since readers take a number that comes again for the same event, and would drop the second.
+    An id is used for one stream: it was made in this process, and no other bus of the process has used it. Any other
+    source gets a new id, because readers take a repeated number for the same event and would drop the second one.
 
     Args:
         given: The bus's own source, if it has one.
@@ -143,7 +145,7 @@ class StreamIdentity:
         return source
 
     def claim(self, source: Source) -> bool:
-        """Note that the bus numbers the events of *source*; return whether it may: nobody else does."""
+        """Claim *source* for the bus, which numbers its events; return False if another bus has it."""
         return is_made_here(source.id) and _numbered_by.setdefault(source.id, self) is self
 
     def renew(self, ended: Source) -> Source:
@@ -160,7 +162,7 @@ class StreamIdentity:
         return fresh
 
     def become_child(self) -> None:
-        """In a forked child: be the child of the bus's own source."""
+        """In a forked child, make the source a child of the bus's own source."""
         if self._given is not None:
             self._given = self._given.child()
 
@@ -190,7 +192,7 @@ class FanOut:
 
     def __init__(self, admission: Admission, subscribers: Sequence[QueuedSubscriber]) -> None:
         frames = [each for each in subscribers if isinstance(each, FrameSubscriber) and each.group is not None]
-        # Subscribers with the same filter share a group; one of each is enough here.
+        # Subscribers with the same filter share a group, so one of each group is enough here.
         leaders = {each.filter_key: each for each in frames}
         self.admission = admission
         self.schema: Schema | None = None
@@ -215,8 +217,8 @@ class Dispatcher:
 
     Args:
         limit: Events that may wait.
-        identity: Names the source, when its stream begins with its first event.
-        redact: What is applied to each event first, if anything.
+        identity: Gives the source of a stream that begins.
+        redact: The function that is applied to each event first, if any.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class Dispatcher:
     # --- in the callers' threads -------------------------------------------------------------------------------
 
     def admission(self, cls: type[Event]) -> Admission:
-        """Return the admission of *cls*, one for ever."""
+        """Return the admission of *cls*, always the same one."""
         known = self.admissions.get(cls)
         if known is not None:
             return known
@@ -269,11 +271,13 @@ class Dispatcher:
         self._requests.put(_WAKE)
 
     def start(self) -> bool:
-        """Start the thread if it was not started; False if none can be: then flush and close drain in the caller's."""
+        """
+        Start the thread unless it was started; False if none can be started: then callers of flush and close drain.
+        """
         return self._thread.start()
 
     def inject(self, events: Sequence[Event]) -> bool:
-        """Queue events of other processes; False if as many as half the queue holds wait already."""
+        """Queue events of other processes; False if the queue is half full already."""
         waiting = self._inject_offered - self._inject_done
         if waiting and waiting + len(events) > self._limit // 2:
             return False
@@ -295,7 +299,7 @@ class Dispatcher:
         self.admission(type(event)).offer(event)
 
     def is_here(self) -> bool:
-        """Return whether the caller is inside the dispatcher's work, or holds it still."""
+        """Return whether the caller is within the dispatcher's work, or holds the dispatcher."""
         return self._holder == threading.get_ident()
 
     def settle(self, timeout_s: float) -> bool:
@@ -346,7 +350,7 @@ class Dispatcher:
         }
 
     def hold(self, timeout_s: float) -> bool:
-        """Hold the dispatcher still, for a consistent look at its counts; pair with `release` if True."""
+        """Stop the dispatcher, so that its counts can be read consistently; call `release` if this returns True."""
         if self.is_here():
             return False
         try:
@@ -360,13 +364,13 @@ class Dispatcher:
         return True
 
     def release(self) -> None:
-        """Let the dispatcher go on."""
+        """Let the dispatcher continue."""
         self._holder = None
         self._draining.release()
 
     @contextlib.contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
-        """Hold the dispatcher still; go on without that if it takes longer than *timeout_s*."""
+        """Stop the dispatcher while the block runs; run it anyway if that takes longer than *timeout_s*."""
         was_held = self.is_here()
         try:
             self.hold(timeout_s)
@@ -450,14 +454,16 @@ class Dispatcher:
         return True
 
     def _survive(self, error: BaseException) -> None:
-        """Log a fault of ours and go on; what is for the thread that drains in our stead, such as Ctrl-C, is raised."""
+        """
+        Log a fault of trackside's own and continue; raise what concerns another thread that drains, such as Ctrl-C.
+        """
         is_end = isinstance(error, (KeyboardInterrupt, SystemExit))
         if not self._thread.is_current and (is_end or is_from_signal_handler(error)):
             raise error
         self._log.complain("the dispatcher failed: %s; it goes on", described(error))
 
     def _finish(self, *, at_once: bool) -> None:
-        """Do what is due after some events; *at_once* hands also an unfinished batch to the sinks."""
+        """Do what is due after some events; with *at_once*, sinks also get an unfinished batch."""
         now_ns = clock.monotonic_ns()
         if at_once or now_ns - self._dropped_reported_ns >= _REPORT_DROPPED_NS:
             self._dropped_reported_ns = now_ns
@@ -533,7 +539,7 @@ class Dispatcher:
         self._deliver_own(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
 
     def _describe(self, source: Source) -> None:
-        """Have the events from here on carry *source*; a stream that has not begun finds it out when it does."""
+        """Give later events the *source*; a stream that has not begun finds its source when it begins."""
         if self.source is None or self.source == source or self.source.id != source.id:
             return
         self.source = source
@@ -589,7 +595,7 @@ class Dispatcher:
             else:
                 try:
                     row = fan_out.encode(event, batcher.offset)
-                except OverflowError:  # what is summed was claimed by others: no claim may keep an update from coming
+                except OverflowError:  # the summed values come from other processes, and must not prevent an update
                     if not event.derived:
                         raise
                     event = self._saturated(event)
@@ -622,7 +628,7 @@ class Dispatcher:
         return fan_out.is_plain
 
     def _saturated(self, event: Event) -> Event:
-        """Return *event*, of a model, with sums that 64 bits do not hold as the largest number that they do; say so."""
+        """Return *event*, of a model, with sums beyond 64 bits replaced by the largest number in 64 bits; log that."""
         self._log_of_sums.complain(
             "a sum in an event %s is larger than 64 bits hold; the largest number is recorded", event.wire_name
         )
@@ -673,7 +679,7 @@ class Dispatcher:
         self._inject_done += len(events)
 
     def _deliver_own(self, event: Event) -> None:
-        """Deliver an event of the dispatcher's own, which no queue had to admit."""
+        """Deliver an event that the dispatcher made itself, which needs no admission."""
         self.admission(type(event)).offered.add()
         self._deliver(event)
 
@@ -700,7 +706,7 @@ class Dispatcher:
         self._publish_dropped({name: count - before.get(name, 0) for name, count in dropped.items()}, "queue", since_ns)
         for subscriber in self._subscribers:
             by_type, subscriber.dropped_unreported = subscriber.dropped_unreported, {}
-            by_type.pop(EventsDropped.wire_name, None)  # or one report would lead to the next for ever
+            by_type.pop(EventsDropped.wire_name, None)  # else each report would lead to another one
             self._publish_dropped(by_type, subscriber.name, since_ns)
 
     def _publish_dropped(self, counts: dict[str, int], where: str, since_ns: int) -> None:

@@ -20,13 +20,16 @@ A batch of this size is cut before the next row.
 With the largest row, its schema and the counts of what was dropped it stays below the 640 KiB that readers accept.
 """
 WORTH_BYTES: Final = 32 << 10
-"""A batch of this size does not wait for more: beside its rows, what a frame repeats is little."""
+"""A batch of this size does not wait for more rows: what each frame repeats is little beside them."""
 ROW_EXTRA_BYTES: Final = 10
-"""Charged for each row, which has 6 bytes at least: so no batch has more than the 16,384 rows that readers accept."""
+"""
+Added to the size of each row, which is at least 6 bytes, so that no batch has more than the 16,384 rows that readers
+accept.
+"""
 _SCHEMA_EXTRA_BYTES: Final = 256
-"""Charged for each type: so no batch has more than the 1,024 types that readers accept."""
+"""Added for each type, so that no batch has more than the 1,024 types that readers accept."""
 LINGER_NS: Final = 150_000_000
-"""Between two frames, unless the batch is worth one: schemas are repeated in each, so tiny frames waste room."""
+"""The time between two frames, unless the batch is worth one: each frame repeats schemas, so tiny frames waste room."""
 _MAX_DROPPED_TYPES: Final = 512
 
 
@@ -47,7 +50,7 @@ class FrameBatcher:
     The rows of one batch, from which frames are cut; on the dispatcher.
 
     Attributes:
-        batch: The number of this batch; a type that was last in another one has to bring its schema.
+        batch: The number of this batch; a type whose last row was in another batch brings its schema.
         offset: Rows in the batch so far.
         room_bytes: The room left in the batch; 0 or less when it is full.
     """
@@ -65,13 +68,13 @@ class FrameBatcher:
         self.room_bytes = FULL_BYTES
 
     def join(self, subscriber: FrameSubscriber) -> None:
-        """Let *subscriber* have the frames from here on; the batch was just cut."""
+        """Give *subscriber* the frames from here on; the batch was just cut."""
         group = self._groups.setdefault(subscriber.filter_key, FilterGroup())
         group.subscribers.append(subscriber)
         subscriber.group = group
 
     def leave(self, subscriber: FrameSubscriber) -> None:
-        """Let *subscriber* have no more frames; the batch was just cut."""
+        """Give *subscriber* no more frames; the batch was just cut."""
         group = self._groups.get(subscriber.filter_key)
         if group is not None and subscriber in group.subscribers:
             group.subscribers.remove(subscriber)
@@ -117,7 +120,7 @@ class FrameBatcher:
         self._next(last_seq + 1)
 
     def end(self, admissions: Admissions) -> None:
-        """End the frames of a source; what is dropped from now on is the next one's."""
+        """End the frames of a source; later drops count for the next source."""
         self._dropped_before = dropped_by_name(admissions)
         self._next(0)
 
@@ -133,7 +136,7 @@ class FrameBatcher:
         return sum(dropped_by_name(admissions).values()) - sum(self._dropped_before.values())
 
     def _dropped(self, admissions: Admissions) -> dict[str, int]:
-        """Return the drops since the source began, by type; of too many types those that lost most."""
+        """Return the drops since the source began, by type; if there are too many types, those that lost most."""
         before = self._dropped_before
         counts = {name: count - before.get(name, 0) for name, count in dropped_by_name(admissions).items()}
         most = sorted(((count, name) for name, count in counts.items() if count), reverse=True)

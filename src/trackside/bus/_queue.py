@@ -85,7 +85,7 @@ class QueueByLane:
         """Put in order what was logged before this call; return how many items wait in order."""
         # Later items wait for the next call: their lane may have been emptied before that of their predecessors.
         until_ns = now_ns()
-        self._moves |= 1  # it is odd already if an exception of a signal handler ended the call before
+        self._moves |= 1  # it is odd already if an exception of a signal handler ended the previous call
         # Each of the calls that move entries is one into C: no such exception can come within it.
         for entries in list(self._lanes.values()):
             self._later.extend(starmap(entries.popleft, repeat((), len(entries))))

@@ -81,7 +81,7 @@ class SinkWorker:
         return True
 
     def send(self) -> None:
-        """Hand over what was offered since the last time, with one wake-up for all of it; on the dispatcher."""
+        """Hand over the events that were offered since the last call, with one wake-up for all; on the dispatcher."""
         if self._fresh:
             batch, self._fresh = self._fresh, []
             self._inbox.put(batch)
@@ -89,12 +89,12 @@ class SinkWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed or given up, so that no further event is delivered."""
+        """Whether it was closed or abandoned, so that no further event is delivered."""
         return self._is_abandoned or self._closed_well is not None
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was given up before the handler was closed; the handler may still hold events."""
+        """Whether it was abandoned before the handler was closed; the handler may still hold events."""
         return self._is_abandoned and self._closed_well is None
 
     def flush(self, timeout_s: float) -> bool:
@@ -191,7 +191,7 @@ class SinkWorker:
 
 
 class _Forwarded(NamedTuple):
-    """An event that a model published, and the subscribers that would have got it at once."""
+    """An event that a model published, and the plain callables that are to get it."""
 
     event: Event
     subscribers: Sequence[InlineSubscriber]

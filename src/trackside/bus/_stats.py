@@ -45,11 +45,13 @@ class HandlerStats(Value):
     """Not yet read."""
     last_error: str = ""
     unfinished: bool = False
-    """It did not come back from its last event, or was not closed, in time: what it then held may be lost too."""
+    """
+    The handler did not return from its last event, or was not closed, in time; events that it held may be lost too.
+    """
 
     @property
     def balance(self) -> int:
-        """Events in no count: 0 whenever no call is in progress."""
+        """The number of events in no count: 0 whenever no call is in progress."""
         return self.logged - (
             self.handled
             + self.failed
@@ -106,7 +108,7 @@ class BusStats(Value):
 
     @property
     def logged(self) -> int:
-        """Deliveries asked for: an event meant for two handlers counts twice, here and below."""
+        """Deliveries that were due: an event for two handlers counts twice, here and below."""
         return self.total("logged")
 
     @property
@@ -121,12 +123,12 @@ class BusStats(Value):
 
     @property
     def dropped(self) -> int:
-        """Deliveries given up for lack of room."""
+        """Deliveries that were dropped for lack of room."""
         return self.total("dropped")
 
     @property
     def invalid(self) -> int:
-        """Deliveries given up because a value could not be recorded."""
+        """Deliveries that failed because a value could not be recorded."""
         return self.total("invalid")
 
     def total(self, count: str) -> int:
@@ -172,12 +174,12 @@ class RetiredStatistics(Generic[S]):
         return True
 
     def add(self, subscriber: S) -> None:
-        """Keep the counts of a subscriber that has left whole."""
+        """Keep the separate counts of a subscriber that has left."""
         self._leaving[subscriber] = True
         self._merge()
 
     def leaving(self) -> list[S]:
-        """Return the subscribers that have not left whole."""
+        """Return the subscribers that have not left completely."""
         return [subscriber for subscriber, has_left in list(self._leaving.items()) if not has_left]
 
     def stats(self) -> tuple[HandlerStats, ...]:
@@ -191,7 +193,7 @@ class RetiredStatistics(Generic[S]):
         return self._suppressed + sum(self._suppressed_at(subscriber) for subscriber in list(self._leaving))
 
     def _merge(self) -> None:
-        # A second caller leaves it to the next time rather than wait: it may be a signal handler.
+        # A second caller does not wait, because it may be a signal handler: the next call does the work.
         if not self._merging.acquire(blocking=False):
             return
         try:

@@ -37,14 +37,14 @@ Less than `DEEPEST`, because handlers may log in turns, and each is then less de
 """
 
 VIEW_EVENTS: Final = 4096
-"""Events that wait for a model at most before it reads them."""
+"""The most events that wait before a model reads them."""
 
 uncounted: Final[Callable[[], int]] = int
-"""Stands for a count that is not kept; ``int()`` is the cheapest call that returns a number."""
+"""In place of a count that is not kept; ``int()`` is the cheapest call that returns a number."""
 
 
 class Target(Protocol):
-    """The target of a step of a route, as `Bus.log` sees it."""
+    """The target of a step of a route, as `Bus.log` uses it."""
 
     ceiling: float
     """
@@ -242,13 +242,13 @@ _DELIVER: Final = InlineSubscriber._deliver.__code__  # noqa: SLF001
 
 
 class Join(NamedTuple):
-    """In the queue: from here on the subscriber gets its events."""
+    """An entry of the queue: from here on the subscriber gets its events."""
 
     subscriber: QueuedSubscriber
 
 
 class Leave(NamedTuple):
-    """In the queue: from here on the subscriber gets no more."""
+    """An entry of the queue: from here on the subscriber gets no more events."""
 
     subscriber: QueuedSubscriber
 
@@ -328,10 +328,10 @@ class QueuedSubscriber:
     # --- what differs ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start what thread of its own the handler has, in the thread that logs the first event for it."""
+        """Start the handler's own thread, if it has one; called in the thread that logs the first event for it."""
 
     def send(self) -> None:
-        """Hand over what was collected; on the dispatcher."""
+        """Hand over the collected events; on the dispatcher."""
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002
         """Have the handler flush."""
@@ -348,7 +348,7 @@ class QueuedSubscriber:
     # --- joining and leaving -----------------------------------------------------------------------------------
 
     def subscribe(self, admissions: Admissions) -> None:
-        """Remember what was dropped before; in the thread that subscribes."""
+        """Note the drops so far, which do not count; in the thread that subscribes."""
         self._dropped_before = {admission: admission.dropped.value for admission in list(admissions.values())}
 
     def unsubscribe(self, admissions: Admissions) -> None:
@@ -358,19 +358,19 @@ class QueuedSubscriber:
             self.closing = True
 
     def join(self, admissions: Admissions) -> None:
-        """Begin at this place of the queue; on the dispatcher."""
+        """Begin at this point of the queue; on the dispatcher."""
         self._taken_before = {each: (each.taken, each.invalid, each.redacted) for each in list(admissions.values())}
         self.joined = True
 
     def leave(self, admissions: Admissions) -> None:
-        """End at this place of the queue; on the dispatcher."""
+        """End at this point of the queue; on the dispatcher."""
         self._at_leave = self._at_leave or self._at_queue(admissions, in_queue=0)
 
     # --- deciding ----------------------------------------------------------------------------------------------
 
     def keeps(self, event: Event) -> bool:
         """Return whether the rule keeps *event*, counting it if not; on the dispatcher."""
-        # Apart from the handler, which may run and fail on another thread; and a frame sink is never suspended.
+        # Rules fail apart from the handler, which may run on another thread; and a frame sink is never suspended.
         if self._rule_breaker.is_open():
             self.suspended += 1
             return False
@@ -397,7 +397,7 @@ class QueuedSubscriber:
     # --- counting ----------------------------------------------------------------------------------------------
 
     def count_waiting(self, items: Collection[Any]) -> int:
-        """Count the queued *items* that are for this subscriber: those after it joined and before it left."""
+        """Count the queued *items* for this subscriber: those after its `Join` and before its `Leave`."""
         kinds = Counter(map(type, items))
         if Join not in kinds and Leave not in kinds:
             wanted = sum(kinds[kind] for kind in kinds if issubclass(kind, Event) and self.wants(kind))
@@ -443,7 +443,7 @@ class QueuedSubscriber:
         )
 
     def _lost_by_handler(self) -> int:
-        """Return how many events the handler accepted, and then its disk or network did not."""
+        """Return the number of events that the handler accepted and its disk or network did not."""
         try:
             lost = getattr(self.handler, "lost", 0)
         except Exception as error:
@@ -637,16 +637,16 @@ class FrameSubscriber(QueuedSubscriber):
             self.circuit_breaker.report(error)
 
     def accept(self, frame: bytes) -> None:
-        """Hand over *frame*, whose events are in hand, and count them."""
+        """Hand over *frame* with the events that were collected for it, and count them."""
         try:
             is_accepted = bool(self.handler.accept(frame, events=self.in_hand))
-        except BaseException as error:  # whatever is wrong with a sink, the others get theirs
+        except BaseException as error:  # a fault of one sink must not affect the others
             self.circuit_breaker.report(error)
             is_accepted = False
         self.settle(is_accepted=is_accepted)
 
     def settle(self, *, is_accepted: bool) -> None:
-        """Count the events in hand."""
+        """Count the events that were collected for the frame."""
         if is_accepted:
             self.handled += self.in_hand
         else:
@@ -664,14 +664,14 @@ class FrameSubscriber(QueuedSubscriber):
     def _call(self, method: str, timeout_s: float) -> bool:
         try:
             return bool(getattr(self.handler, method)(timeout_s))
-        except Exception as error:  # whatever is wrong with a sink, the others get theirs
+        except Exception as error:  # a fault of one sink must not affect the others
             if is_from_signal_handler(error):
                 raise
             self.circuit_breaker.report(error)
             return False
 
     def goes_along(self, source: Source) -> bool:
-        """In a forked child: have the sink begin anew; return whether it does, and does not stay with the parent."""
+        """In a forked child, have the sink begin anew; return whether it does, or stays with the parent."""
         self.forget()
         try:
             return self.handler.after_fork(source) is not False

@@ -49,7 +49,7 @@ class CircuitBreaker:
         """
         Return whether the handler must not be called now.
 
-        When its time is over, one caller gets False, and tries it.
+        When the suspension is over, one caller gets False and tries the handler.
         """
         until = self.open_until_ns
         if until is None:
@@ -57,7 +57,7 @@ class CircuitBreaker:
         now = clock.monotonic_ns()
         if now < until:
             return True
-        # The first caller tries it; the others wait for the outcome.
+        # The first caller tries the handler; for the others it stays suspended until the outcome is known.
         self.open_until_ns = now + self._open_ns
         self._is_half_open = True
         return False
@@ -94,7 +94,7 @@ class CircuitBreaker:
         )
 
     def cancel_try(self) -> None:
-        """Take back the try that `is_open` granted: the event was not for the handler after all."""
+        """Cancel the try that `is_open` granted, because the event was not for the handler."""
         if self._is_half_open:
             self._is_half_open = False
             self.open_until_ns = clock.monotonic_ns()

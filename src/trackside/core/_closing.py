@@ -39,7 +39,8 @@ class Once:
         """Return the result of *work*; True while another caller does it."""
         mine = object()
         try:
-            # One step of a dict says who is first; a lock would stay locked if a signal handler raised after `acquire`.
+            # One step of a dict decides which caller is first; a lock would stay locked if a signal handler raised
+            # after `acquire`.
             if self._callers.setdefault("first", mine) is mine:
                 self._outcome = work()
         except BaseException:

@@ -30,7 +30,7 @@ class ThreadSafeCount:
     @property
     def value(self) -> int:
         """The number of calls of `add`."""
-        # The only way to look at a count without advancing it that every Python version has.
+        # The only way, in every Python version, to read the count without advancing it.
         return int(repr(self._counter)[6:-1]) - self._start
 
 

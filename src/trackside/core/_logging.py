@@ -29,7 +29,7 @@ def complain(message: str, *arguments: object, error: BaseException | None = Non
     Report trouble through the standard library's logging, never raising.
 
     Unprintable characters are escaped: some texts are of other processes, and would write lines of their own, or speak
-    to the terminal. A logging handler may itself log events; errors while complaining are not complained about.
+    to the terminal. A logging handler may itself log events; errors during a report are not reported.
     """
     if getattr(_complaining, "now", False):
         return

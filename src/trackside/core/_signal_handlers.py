@@ -8,7 +8,7 @@ from typing import Any
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised *error*: it is for the program, whatever it interrupted."""
+    """Return whether a signal handler of the program raised *error*, which then concerns the program."""
     if threading.current_thread() is not threading.main_thread():
         return False
     codes = set()

@@ -266,7 +266,7 @@ class Worker:
             return self._thread.start()
 
     def wake(self) -> None:
-        """Have the thread see whether a round is due."""
+        """Have the thread check whether a round is due."""
         self._requests.put(None)
 
     def flush(self, timeout_s: float) -> bool:

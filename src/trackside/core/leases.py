@@ -1,8 +1,8 @@
 """
 The division of jobs among workers that come and go: a lease for each, in a store that writes by compare-and-set.
 
-No clock is compared with another's. A lease is over when it was not renewed for as long as it lasts by the clock of who
-looks. What a worker may do the store alone decides: each write names the revision that it replaces.
+No clock is compared with another's: a lease is over if, by the reader's own clock, it was not renewed for as long as it
+lasts. The store alone decides what a worker may do: each write names the revision that it replaces.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import attrs
 _RENEWALS: Final = 4
 """The number of times that a lease is renewed while it lasts."""
 _FORGET_AFTER: Final = 10
-"""A worker is forgotten when it was not heard of for so many times as long as a lease lasts."""
+"""A worker is forgotten after so many lease times without news of it."""
 _JOB: Final = "job."
 _WORKER: Final = "worker."
 
 
 @attrs.frozen
 class Lease:
-    """The entry in the store under the key of a job, or of a worker, which holds only itself."""
+    """The entry in the store under the key of a job or of a worker; a worker's key has itself as the owner."""
 
     owner: str = ""
     """The worker that has it; empty if nobody has."""
     done: int = -1
-    """The size of the job when all of it was done; -1 while somebody has it."""
+    """The size of the job when all of it was done; -1 while a worker has it."""
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class LeaseWrite:
     """A write that is to be tried: accepted only if the key still has the revision."""
 
     key: str
-    """As the store has it: ``job.JOB`` or ``worker.NAME``."""
+    """The key in the store: ``job.JOB`` or ``worker.NAME``."""
     lease: Lease | None
     """None to remove the key."""
     revision: int
@@ -56,11 +56,11 @@ class LeaseTable:
     """
     Decides which jobs a worker takes, renews and hands over. It does no input or output, and is for one thread.
 
-    Each worker renews a key of its own, so that all know how many there are, and holds no more jobs than its share.
+    Each worker renews a key of its own, so that all know the number of workers, and holds no more jobs than its share.
 
     Args:
-        worker: The name of this worker; of no other one, ever.
-        lease_s: How long a lease lasts that is not renewed, in seconds.
+        worker: The name of this worker, which no other worker ever has.
+        lease_s: The time for which a lease lasts without renewal, in seconds.
         most: The most jobs that it holds, however few workers there are.
     """
 
@@ -98,10 +98,10 @@ class LeaseTable:
 
     def plan(self, jobs: Mapping[str, int], now_s: float) -> list[LeaseWrite]:
         """
-        Return the writes that are due, and give up what was not renewed in time.
+        Return the writes that are due, and drop the jobs that were not renewed in time.
 
         Args:
-            jobs: How much there is of each job.
+            jobs: The size of each job.
             now_s: The time, by this worker's clock.
         """
         for job in [job for job, at_s in self._renewed_s.items() if now_s - at_s >= self._lease_s]:
@@ -133,7 +133,7 @@ class LeaseTable:
         return attrs.evolve(self._claim(job), lease=Lease(done=done))
 
     def drop(self, job: str) -> None:
-        """Hold *job* no longer, without telling anybody: its lease ends by itself."""
+        """Drop *job* without a write: its lease ends by itself."""
         self._renewed_s.pop(job, None)
 
     def wrote(self, write: LeaseWrite, revision: int, began_s: float) -> None:
@@ -145,7 +145,7 @@ class LeaseTable:
             self._renewed_s[name] = began_s
 
     def refused(self, write: LeaseWrite) -> None:
-        """Note that somebody else wrote first: what they wrote will be seen."""
+        """Note that another worker wrote first; `see` will be called with its entry."""
         if write.key.startswith(_JOB):
             self.drop(write.key.partition(".")[2])
 

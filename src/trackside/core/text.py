@@ -8,7 +8,7 @@ from typing import Final
 
 _NS_PER_S: Final = 10**9
 _DATES_NS: Final = 10**17
-"""From here on, in 1973, nanoseconds are a time and no duration."""
+"""From here on, a time in 1973, nanoseconds are taken for a time and not for a duration."""
 _UNITS_NS: Final = (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 _BYTES: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 BYTE_UNITS: Final = frozenset({"bytes", "byte", "B", "By"})
@@ -62,7 +62,7 @@ def amount(value: float | None, unit: str = "") -> str:
 
 
 def amount_of(name: str, value: float) -> str:
-    """Return the *value* of what is called *name* in the unit that its end says: ``_ns`` or ``_bytes``, else none."""
+    """Return *value* in the unit that the end of *name* gives: ``_ns`` or ``_bytes``, else none."""
     if not name.endswith("_ns"):
         return amount(value, "bytes" if name.endswith("_bytes") else "")
     return duration(value) if abs(value) < _DATES_NS else clock(int(value))
@@ -133,7 +133,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def step(number: int, word: str = "after") -> str:
-    """Return ``after step 7``, with *word*; where no step is known, as the number below zero says, that."""
+    """Return ``after step 7``, with *word*; a number below zero stands for an unknown step."""
     return f"{word} step {number}" if number >= 0 else "before its first step"
 
 

@@ -196,7 +196,7 @@ class Instrument(Recorder):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def _overflow(self, value: float) -> None:
-        """Make room, then append *value*."""
+        """Fold to make room, then append *value*."""
         if self._make_room():
             self._buffer.append(value)
 
@@ -231,7 +231,7 @@ class Instrument(Recorder):
         lock = self._lock
         acquired: list[bool] = []
         try:
-            # In C, which keeps the answer before a signal handler can run: the lock is released whatever is raised.
+            # In C, which keeps the result before a signal handler can run: so the lock is released whatever is raised.
             acquired.extend(map(lock.acquire, (True,), (timeout_s,)))
             if not acquired[0] or self._is_folding:
                 return False
@@ -357,7 +357,7 @@ class Instrument(Recorder):
     # --- windows -----------------------------------------------------------------------------------------------
 
     def attach(self, window: CollectorWindow, start_ns: int) -> bool:
-        """Let *window* have the values recorded from now on; False if the instrument could not be locked."""
+        """Give *window* the values recorded from now on; False if the instrument could not be locked."""
 
         def begin() -> None:
             window.begin(start_ns, self._totals.count, self._totals.total)
@@ -396,7 +396,7 @@ class Instrument(Recorder):
         needs = needs_of(self.aggregations or ()) & EXTREMES
         for window in self._windows:
             needs |= window.needs
-        if self._totals.count == 0:  # later they would not be those of all values
+        if self._totals.count == 0:  # later they would not cover all values
             self._totals = SampleSummary(needs & EXTREMES)
         self._needs = needs | self._totals.needs
         self._needs_samples = any(window.needs_samples for window in self._windows)

@@ -198,7 +198,7 @@ class CounterRegistry:
             return known
 
     def _tolerate(self, error: ConfigError, instead: str, about: tuple[str, str]) -> None:
-        """Say once what is wrong *about* a name: training must not end at its thousandth step because of it."""
+        """Log once what is wrong *about* a name, instead of raising: training must not end because of it."""
         if self._strict:
             raise error
         if about not in self._tolerated and len(self._tolerated) < MAX_INSTRUMENTS:
@@ -313,7 +313,7 @@ class CounterRegistry:
 
     def tick(self, now_ns: int | None = None) -> None:
         """
-        Do what is due: call callbacks, close windows whose time is over, publish those that closed.
+        Call the callbacks that are due, close the windows whose time is over, and publish closed windows.
 
         Args:
             now_ns: The time, in ns since the epoch; the clock's unless given.
@@ -365,7 +365,7 @@ class CounterRegistry:
         deadline_s = deadline_in(timeout_s)
         with self._lock:
             self._is_closed = True
-            collectors = self._collectors  # they stay until they are done: an exception may come between
+            collectors = self._collectors  # each stays here until it is done: an exception may come between
         done = self._sampler.stop(timeout_s / 2)
         now_ns = clock.now_ns()
         for collector in collectors:

@@ -112,7 +112,7 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Sampl
             if is_number and (lowest is None or _are_at_least(lowest, samples)):
                 return SampleChunk(samples, total, needs), 0, "", ALL_FINITE
         except (TypeError, ValueError, OverflowError):
-            pass  # whatever is wrong is found below, sample by sample
+            pass  # the loop below finds what is wrong, sample by sample
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
@@ -230,7 +230,7 @@ class Total:
 
 
 class SampleSummary:
-    """The figures of some values, as far as *needs* asks."""
+    """The figures of some values, those that *needs* asks for."""
 
     __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total")
 

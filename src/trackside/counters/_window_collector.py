@@ -47,7 +47,7 @@ class CollectorWindow:
 
     Args:
         instrument: The source of the samples.
-        needs: What the collector's aggregations need to know.
+        needs: The figures that the collector's aggregations need.
         limit: Close after so many samples; None for never.
         keeps_raw: Whether the samples themselves are wanted too.
         put: Called with each window that closes, once the fold that closed it is complete.
@@ -108,7 +108,7 @@ class CollectorWindow:
         )
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Be as at the time of *state*; doing so again changes nothing."""
+        """Return to *state*; to do so twice changes nothing."""
         (
             self.needs,
             self._start_ns,
@@ -283,7 +283,7 @@ class CounterCollector(Closing):
             else:
                 instrument.fold(functools.partial(window.close, now_ns), timeout_s=LOCK_TIMEOUT_S)
         step_ns = self._interval_ns or POLL_NS
-        # Late or not, the next is due at a multiple of the interval from the first.
+        # The next window ends at a multiple of the interval from the first, also if this one is late.
         self.due_ns += step_ns * max(1, (now_ns - self.due_ns) // step_ns + 1)
 
     def finish(self, now_ns: int, *, timeout_s: float) -> bool:

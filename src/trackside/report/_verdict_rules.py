@@ -652,7 +652,7 @@ def _stalls(report: Report) -> list[StallRow]:
 
 def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
     """
-    Return the stall of the rank that holds the others up: of few that do not wait the first, or else the only one.
+    Return the rank that holds the others up: of few that do not wait the first, or else the only one.
     """
     working = [one for one in stalls if not one.waits]
     if 0 < len(working) < len(stalls):

@@ -42,7 +42,7 @@ from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS, unpack, weig
 
 _HEAD: Final = 2 + len(ENVELOPE)
 _ENVELOPES: Final = (Event.__attrs_post_init__, EventOfSpan.__attrs_post_init__)
-"""Initializers that fill in what a row always has."""
+"""Initializers that fill in the values that every row has."""
 _ANYTHING: Final = (Any, object)
 _AS_READ: Final = (dict, list, dict[str, Any], dict[str, object], list[Any], list[object])
 _PLAIN: Final = frozenset(SCALARS)
@@ -184,7 +184,7 @@ class RowDecoder:
 
     def decode(self, row: list[Any]) -> Event:
         """
-        Rebuild the event of *row*, whose width was checked.
+        Return the event of *row*, whose width was checked.
 
         Raises:
             DecodeError: if the envelope is malformed, or a value lies too deep.
@@ -204,9 +204,9 @@ class RowDecoder:
                     whole[column] = convert(row[column])
             except _UnsoundError:
                 raise self._unsound() from None
-            except Exception:  # of the right type, yet no value the class can have
+            except Exception:  # of the right type, but no value that the class accepts
                 if not all(values.is_sound(value) for value in row if type(value) in _NESTED):
-                    raise self._unsound() from None  # what lies in a later column was not looked at
+                    raise self._unsound() from None  # later columns were not checked
                 return self._raw(row)
             row = whole
         event: Event = _new(self._cls)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class RowDecoder:
         return events
 
     def _by_column(self, rows: Sequence[list[Any]], first_seq: int, source: Source) -> list[Event] | None:
-        """Return the events of *rows*; None if they have to be looked at one by one."""
+        """Return the events of *rows*; None if they must be decoded one by one."""
         columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
         plan = self._plan_of(columns)
         if plan is None:
@@ -288,7 +288,7 @@ class RowDecoder:
             return self._raw(row)
         try:
             event = self._structured(self._cls, row)
-        except Exception:  # whatever is wrong with it, the values are kept
+        except Exception:  # the values are kept, whatever is wrong with the class
             if self._is_judged_by_type:
                 self._learn(row, _Plan(nested))
             return self._raw(row)

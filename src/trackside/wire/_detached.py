@@ -1,7 +1,7 @@
 """
-The copying of values that their owner could change while an event that has them waits to be encoded.
+Copies of values that their owner could change while the event waits to be encoded.
 
-Only fields whose declared type admits more than scalars are looked at, so events of scalars pay nothing.
+Only fields whose declared type admits more than scalars are copied, so events of scalars cost nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trackside.wire._values import MAX_ARRAY_LENGTH, MAX_DEPTH, MAX_ROW_BYTES
 
 _EXACT: Final = frozenset(SCALARS)
 _SMALL_BYTES: Final = 64
-"""Of an array or a tensor that may be recorded: one of a single element."""
+"""The largest array or tensor that may be recorded: one element."""
 
 
 def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
     if kind is dict:
         if len(value) > MAX_MAP_LENGTH:
             return value
-        fresh = value.copy()  # in one go, whatever another thread does to it meanwhile
+        fresh = value.copy()  # in one step, so that no other thread can change it meanwhile
         if not _EXACT.issuperset(map(type, fresh.values())):
             for key, entry in fresh.items():
                 fresh[key] = detached(entry, depth - 1)
@@ -60,7 +60,7 @@ def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
     if kind is list or kind is tuple:
         if len(value) > MAX_ARRAY_LENGTH:
             return value
-        fresh = value[:]  # in one go too; of a tuple itself
+        fresh = value[:]  # in one step too; of a tuple the tuple itself
         if not _EXACT.issuperset(map(type, fresh)):
             fresh = kind([detached(entry, depth - 1) for entry in fresh])
         return fresh

@@ -96,7 +96,7 @@ class RowEncoder:
 
     def schema_of(self, cls: type[Event]) -> Schema:
         """
-        Return how events of *cls* are written.
+        Return the schema of the events of *cls*.
 
         Raises:
             TypeError: if the class was not declared.

@@ -29,7 +29,7 @@ class Ranges:
         self._lasts: list[int] = []
 
     def add(self, first: int, last: int) -> None:
-        """Take *first* to *last*, both included, as seen."""
+        """Add *first* to *last*, both included."""
         firsts, lasts = self._firsts, self._lasts
         low = bisect_left(lasts, first - 1)
         high = bisect_right(firsts, last + 1)
@@ -78,7 +78,7 @@ class SequenceTracker:
     """Events passed over because they were read before, or came after later ones."""
 
     def admit(self, frame: Frame) -> list[Event]:
-        """Return the events of *frame* whose turn it is, which are nearly always all."""
+        """Return the events of *frame* that were not read before; these are nearly always all."""
         events = frame.events
         due = self.next_seq
         if frame.first_seq > due:

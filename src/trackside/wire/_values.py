@@ -21,10 +21,10 @@ from trackside.events._errors import DecodeError
 from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, converter
 
 MAX_FRAME_BYTES: Final = 640 << 10
-"""At this size the worst input costs some 55 MiB while it is looked at, and a fifth of a second."""
+"""At this size the worst input costs some 55 MiB and a fifth of a second to check."""
 MAX_FRAME_ROWS: Final = 1 << 14
 MAX_ROW_BYTES: Final = 1 << 18
-"""Of a row, and so of any bytes in it."""
+"""The largest row, and so the largest value of bytes in it."""
 MAX_STRING_BYTES: Final = 1 << 16
 MAX_ARRAY_LENGTH: Final = 1 << 16
 MAX_DEPTH: Final = 32
@@ -67,7 +67,7 @@ def check_plain(entries: Iterable[Any], depth: int = MAX_DEPTH) -> None:
 
 def plain(value: Any) -> Any:
     """
-    Turn a *value* that msgpack does not know into one that it does.
+    Convert a *value* of a type that msgpack does not know.
 
     Enum members become their values, attrs objects and sets their contents, scalars of NumPy and torch numbers,
     paths and times text, durations and msgpack's timestamps seconds.
@@ -108,7 +108,7 @@ def mended(value: Any, depth: int = 0) -> tuple[Any, int]:
     """
     Return *value* within all limits, and how many of its strings had to be cut.
 
-    An object of a class derived from a plain one is not asked about itself: its methods may return anything.
+    Methods of a class derived from a plain one are not called: they may return anything.
 
     Args:
         value: Anything.
@@ -191,7 +191,8 @@ def saturated(value: Any) -> Any:
     """
     Return plain data with each integer that 64 bits do not hold replaced by the nearest that they do.
 
-    For sums that are made here of what others claim; who calls it says so. A value that was logged is never changed.
+    For sums of values that other processes sent; the caller reports the replacement. A value that was logged is never
+    changed.
     """
     if type(value) is int:
         return max(_MIN_INT, min(value, _MAX_INT))
@@ -260,5 +261,5 @@ def unpack(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Any:
 
 
 def _bytes_of_extension(_code: int, data: bytes) -> bytes:
-    """Read what msgpack's packer makes of an ``ExtType`` without asking; to refuse it here would cost a whole frame."""
+    """Read an ``ExtType``, which msgpack's packer accepts: refusing it here would lose the whole frame."""
     return data

@@ -19,7 +19,7 @@ from trackside.events._source import Source
 E = TypeVar("E", bound=Event)
 
 MOST_EVENTS: Final = 1_024
-"""Of a view that `views` yields: what waits in memory for the model is bounded."""
+"""The most events of a view that `views` yields, so that the memory is bounded."""
 
 _number = attrgetter("seq")
 
