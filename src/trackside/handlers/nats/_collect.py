@@ -1,5 +1,5 @@
 """
-The collectors of a stream in JetStream: any number of workers, who divide its runs and go on from checkpoints.
+The collectors of a stream in JetStream: any number of workers, which divide its runs and continue from checkpoints.
 
 `docs/design.md` says what is stored, and why no event that they publish is lost or comes twice.
 """
@@ -63,7 +63,7 @@ MAX_RUNS: Final = 256
 CHECKPOINT_INTERVAL_S: Final = 1.0
 _VERSION: Final = 1
 _OWN: Final = "collector"
-"""In a subject, in the place of the rank: what collectors publish. Also their role."""
+"""The word in the place of the rank in the subjects of collectors' messages; also their role."""
 _LEASES: Final = "lease."
 _STATE: Final = "state."
 _INLINE_BYTES: Final = 256 << 10
@@ -71,15 +71,15 @@ _INLINE_BYTES: Final = 256 << 10
 _MAX_STATE_BYTES: Final = 1 << 30
 _MAX_OUTBOX_BYTES: Final = 1 << 20
 _SHARE_OF_TIME: Final = 10
-"""Checkpoints take at most one part in so many of the time."""
+"""Checkpoints take at most this fraction of the time: one part in so many."""
 _REQUEST_S: Final = 5.0
 _POLL_S: Final = 0.25
 _LEAST_LOOK_S: Final = 1.0
 _OUTAGE_S: Final = 3.0
-"""After how long without an answer the stream is taken to have been away, in seconds."""
+"""The time without an answer after which the stream is taken to have been away, in seconds."""
 _RETURN_S: Final = 15.0
 """
-Within which a living rank has found another node, in seconds: it waits 5 s for an acknowledgement, as long for a node
+The time within which a living rank finds another node, in seconds: it waits 5 s for an acknowledgement, 5 s for a node
 that hangs, and 2 s between attempts.
 """
 _CLOCK_SIGHTINGS: Final = 16
@@ -88,14 +88,14 @@ _COUNTS: Final = ("runs", "messages", "checkpoints", "unusable", "published", "g
 
 class RunCollection:
     """
-    One run: its sources, the models over them, and the stream of what is said of it. It does no input or output.
+    One run: its sources, the models over them, and the stream of events about it. It does no input or output.
 
     The events that it publishes wait in `outbox`. That is part of the state, and is sent only once the state is stored.
 
     Args:
         source: The identity of its own stream.
         models: Returns the models, given what publishes their events.
-        silent_after_s: As of `Collector`.
+        silent_after_s: As for `Collector`.
         now_s: The server's clock, in seconds since the epoch.
     """
 
@@ -123,19 +123,19 @@ class RunCollection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is expected: each of its sources ended or fell silent."""
+        """Whether no more is expected: each of its sources has ended or fallen silent."""
         states = self.streams.registry.states.values()
         return all(state.ended is not None or state.silent_s is not None for state in states)
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """The place in the stream behind what the models know, as of `NatsReader`."""
+        """The position in the stream behind the last message that the models have read, as of `NatsReader`."""
         sources = {name: state.tracker.next_seq for name, state in self.streams.registry.states.items()}
         sources[self.source.id] = self.streams.own.next_seq
         return {"sequence": self.sequence, "events": 0, "sources": sources}
 
     def consume(self, message: StreamMessage) -> None:
-        """Read a message of the run; those of collectors are passed over."""
+        """Read a message of the run; those of collectors are skipped."""
         self.sequence = message.sequence + 1
         self.is_changed = True
         if _is_own(message.subject):
@@ -148,7 +148,7 @@ class RunCollection:
         self.streams.consume(frame, message.frame, message.stored_s, "not in the stream")
 
     def tick(self, least_silence_s: float) -> None:
-        """Publish which ranks were silent for so long at least; call it when the whole stream was read."""
+        """Publish which ranks have been silent for too long; to be called when the whole stream was read."""
         self.streams.registry.least_silence_s = least_silence_s
         self.streams.tick(())
 
@@ -158,7 +158,9 @@ class RunCollection:
         self.outbox = []
 
     def dump(self) -> dict[str, Any]:
-        """Return the state as plain data: the place in the stream and all that follows from what is before it."""
+        """
+        Return the state as plain data: the position in the stream, and all that follows from the messages before it.
+        """
         return {
             "version": _VERSION,
             "source": self.source.to_wire(),
@@ -219,12 +221,12 @@ class _Checkpoint:
     object_name: str = ""
     """The object that has the state; empty if the value itself has it."""
     previous_name: str = ""
-    """The object of the checkpoint before, which somebody may be reading still."""
+    """The object of the previous checkpoint, which a reader may still be reading."""
     created: str = ""
     """The time when the stream that it belongs to was created."""
     state: Mapping[str, Any] | None = None
     fault: DecodeError | None = None
-    """The reason why there is no state although something is stored."""
+    """The reason why a stored state cannot be used."""
 
 
 class _Store:
@@ -259,7 +261,7 @@ class _Store:
             self._objects = await jetstream.create_object_store(self._name, config=config)
 
     async def write(self, write: LeaseWrite) -> int | None:
-        """Try to write a lease; return its revision, None if somebody else wrote first."""
+        """Try to write a lease; return its revision, or None if another worker wrote first."""
         key = _LEASES + write.key
         if write.lease is None:
             await self.bucket.purge(key)
@@ -309,7 +311,7 @@ class _Store:
 
     async def store(self, job: str, data: bytes, before: _Checkpoint, created: str) -> _Checkpoint:
         """
-        Replace *before* by *data*, in one write that is accepted only if nobody else replaced it.
+        Replace *before* by *data*, in one write that is accepted only if no other worker has replaced it.
 
         Raises:
             KeyWrongLastSequenceError: Somebody did.
@@ -325,7 +327,7 @@ class _Store:
         return _Checkpoint(revision, name, before.object_name, created)
 
     async def clean(self, job: str, checkpoint: _Checkpoint) -> None:
-        """Remove the objects that workers which died left behind; after *checkpoint* none of them can become valid."""
+        """Remove the objects that dead workers left behind; after *checkpoint* none of them can become valid."""
         try:
             found = await self._objects.list()
         except NotFoundError:
@@ -335,7 +337,7 @@ class _Store:
                 await self._remove(info.name)
 
     async def _remove(self, name: str) -> None:
-        """Remove an object, and the note that there was one: there would be one more with each checkpoint."""
+        """Remove an object and its deletion marker, of which each checkpoint would leave one."""
         with contextlib.suppress(NotFoundError):
             await self._objects.delete(name)
         key = base64.urlsafe_b64encode(name.encode()).decode()
@@ -351,7 +353,7 @@ def _decoding_checkpoint() -> Iterator[None]:
 
 
 class _ServerClock:
-    """The server's clock, from the times at which it stored what this process wrote, lately."""
+    """The server's clock, estimated from the times at which it stored this process's latest writes."""
 
     def __init__(self) -> None:
         self._leads: deque[float] = deque(maxlen=_CLOCK_SIGHTINGS)
@@ -374,16 +376,16 @@ class NatsCollector(Closing):
         with NatsCollector("nats://stream.example:4222/acme") as collector:
             collector.serve()
 
-    A worker that dies, or is cut off, is replaced by another that goes on from the last checkpoint, so that each run
-    has the answers that one collector alone would have. What the models derive, ranks that fall silent and events that
-    are missing go back into the stream, each once.
+    A worker that dies, or is cut off, is replaced by another one, which continues from the last checkpoint, so each run
+    gets the answers of a single collector. Derived events, silent ranks and missing events go back into the stream,
+    each once.
 
     Args:
         address: ``nats://HOST:PORT/STREAM``.
         models: Returns the models for one run, given what publishes their events; by default those of `Collector`.
         silent_after_s: As of `Collector`.
-        lease_s: How long a worker may be unheard before others take its runs, in seconds.
-        checkpoint_interval_s: How long a worker reads before it stores what it knows, in seconds.
+        lease_s: The time without news of a worker after which others take its runs, in seconds.
+        checkpoint_interval_s: The time between two checkpoints of a run, in seconds.
         replicas: On how many of a cluster's nodes the stream is kept if it is created here: 1, 3 or 5.
         on_event: Called with every event that this worker publishes.
         options: Arguments of ``nats.connect``.
@@ -452,7 +454,7 @@ class NatsCollector(Closing):
                 await asyncio.sleep(retry_s)
 
     async def _connected(self) -> None:
-        """Work until stopped, or until the connection ends: another one begins from what was stored."""
+        """Work until stopped, or until the connection ends; the next connection begins from the stored state."""
         client = await next_client(
             self._servers, **{"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options}
         )
@@ -508,7 +510,7 @@ class _NatsSession:
             await asyncio.gather(seeing, *self._tasks.values(), return_exceptions=True)
 
     async def _see(self, watcher: Any) -> None:
-        """Note what is written to the leases, by whomever."""
+        """Read the entries of the leases, whoever writes them."""
         async for entry in watcher:
             if entry is None:
                 continue
@@ -521,7 +523,7 @@ class _NatsSession:
             self._leases.see(entry.key[len(_LEASES) :], entry.revision, lease, time.monotonic())
 
     async def _look(self) -> None:
-        """See that the stream answers, and learn which runs it has, which takes no more than a tenth of the time."""
+        """Check that the stream answers, and find its runs; this takes at most a tenth of the time."""
         began_s = time.monotonic()
         if began_s - self._answered_s < _LEAST_LOOK_S:
             return
@@ -542,7 +544,7 @@ class _NatsSession:
         self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (now_s - began_s))
 
     def _is_steady(self, now_s: float) -> bool:
-        """Return whether each living rank could publish: the stream answers, and has for as long as that may take."""
+        """Return whether each living rank could publish: the stream has answered for as long as a rank may need."""
         return now_s - self._answered_s < _OUTAGE_S and now_s - self._steady_s > _RETURN_S
 
     async def _divide(self) -> None:
@@ -571,7 +573,7 @@ class _NatsSession:
             self._leases.wrote(write, revision, began_s)
 
     async def _part(self) -> None:
-        """Hand all runs over, and leave."""
+        """Hand all runs over, and stop."""
         self._released.update(self._tasks)
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_REQUEST_S)
@@ -599,7 +601,7 @@ class _NatsSession:
         created = self._created
         run = self._loaded(job, checkpoint, created)
         if run:
-            await self._publish(job, run)  # of the worker before: it stored them, and may not have sent them
+            await self._publish(job, run)  # of the previous worker, which stored them and may not have sent them
         subject = f"{self._stream}.{job}.>"
         pull = StreamPull(self._stream, subject, run.sequence if run else 1, poll_interval_s=_POLL_S)
         due_s = heard_s = time.monotonic()
@@ -652,7 +654,7 @@ class _NatsSession:
             return None
 
     def _packed(self, job: str, run: RunCollection) -> bytes:
-        """Return the state of *run* as bytes; of a sum that 64 bits do not hold, the largest number that they do."""
+        """Return the state of *run* as bytes; sums beyond 64 bits are replaced by the largest number in 64 bits."""
         state = run.dump()
         try:
             return pack(state)
@@ -661,7 +663,7 @@ class _NatsSession:
             return pack(saturated(state))
 
     def _begin(self, job: str, message: StreamMessage) -> RunCollection:
-        """Return the collection of a run of which nothing is known but its first message."""
+        """Return a new collection of a run, which begins with the run's first message."""
         run_id = job
         with contextlib.suppress(DecodeError):
             run_id = SourcedDecoder().decode_with(message.source_json, message.frame).source.run_id or job
@@ -669,7 +671,7 @@ class _NatsSession:
         return RunCollection(source, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
 
     async def _publish(self, job: str, run: RunCollection) -> None:
-        """Send what is in the outbox, in order; what the server has already it keeps once."""
+        """Send the events in the outbox, in order; the server keeps each once."""
         subject = ".".join((self._stream, job, _OWN, subject_token(run.source.id)))
         source_json = encoded_source(run.source)
         for frame in run.outbox:
@@ -707,12 +709,12 @@ def loaded(
 
 @attrs.frozen
 class CollectedRun:
-    """The knowledge that the collectors of a stream have of one run."""
+    """The state that the collectors of a stream have stored of one run."""
 
     models: Sequence[Any]
     """The models."""
     cursor: Mapping[str, Any]
-    """The place in the stream behind what they know: a `NatsReader` goes on from there without a gap."""
+    """The position in the stream behind that state; a `NatsReader` continues from there without a gap."""
 
 
 def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = collector_models) -> CollectedRun:

@@ -56,35 +56,35 @@ KEEP_S: Final = 7 * 86_400.0
 _DUPLICATE_WINDOW_S: Final = 600.0
 """The time for which the server remembers message ids, in a stream that is created here."""
 _HEADERS: Final = b"NATS/1.0"
-"""The beginning of a message's headers. The server's own messages have a status behind it."""
+"""The first line of a message's headers. In the server's own messages a status follows it."""
 _STORED: Final = b"$JS.ACK."
-"""The beginning of the subject to which a message that a stream delivers is answered."""
+"""The beginning of the reply subject of a message that a stream delivers."""
 _SEED: Final = re.compile(rb"SU[A-Z2-7]{56}\b")
 _MOST_KEY_BYTES: Final = 1 << 16
 _CREDENTIALS: Final = frozenset(
     {"nkeys_seed", "nkeys_seed_str", "signature_cb", "token", "user_credentials", "user_jwt_cb"}
 )
-"""The arguments of ``nats.connect`` by which a program says itself who it is."""
+"""The arguments of ``nats.connect`` with which a program gives its own credentials."""
 INBOX: Final = "_INBOX."
-"""The beginning of the subjects that answers go to."""
+"""The beginning of the subjects of answers."""
 _NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FETCH_MESSAGES: Final = 64
 _POLLS_TO_CHECK: Final = 10
-"""After how many requests without an answer to ask whether there still is a consumer."""
+"""The number of requests without an answer after which to check whether the consumer still exists."""
 _SUBSCRIPTIONS: Final = 20
-"""The most subscriptions until the server has chosen the node that leads; once in 3,300 it needs more."""
+"""The most attempts to subscribe until the server has chosen the leading node; one case in 3,300 needs more."""
 _SUBSCRIBE_S: Final = 2.0
 _NO_LIMIT: Final = 1 << 62
 MAX_RETRY_S: Final = 2.0
 """The longest pause between two attempts to reach the server, in seconds; as long as the client's own."""
 _UNUSED_S: Final = 60.0
-"""After how long the server removes what a reader that died asked with, in seconds."""
+"""The time after which the server removes the consumer of a dead reader, in seconds."""
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
-"""Arguments of ``nats.connect``, which otherwise tries a server that refuses for two minutes, and no other one."""
+"""Arguments of ``nats.connect``; without them it would try a refusing server for two minutes, and no other one."""
 _CLOSE_S: Final = 0.5
 _CONNECT_S: Final = 5.0
-"""For how long a command tries to reach the server, in seconds."""
+"""The time for which a command tries to reach the server, in seconds."""
 _COPY_BYTES: Final = 8 << 20
 """The most bytes of a copy that may wait for the disk."""
 _FLUSH_S: Final = 60.0
@@ -101,10 +101,11 @@ class NatsSink(Exporting):
     Args:
         servers: The server's URL, or several of one cluster.
         stream: The stream's name: letters, digits, ``_`` and ``-``.
-        keep_s: How long a stream that is created here keeps messages, in seconds; None for as long as there is room.
-        replicas: On how many of a cluster's nodes a stream that is created here is kept: 1, 3 or 5.
-        buffer_bytes: How many bytes may wait for the server.
-        timeout_s: For each frame, in seconds.
+        keep_s: The time for which a stream that is created here keeps messages, in seconds; None for as long as there
+        is room.
+        replicas: The number of a cluster's nodes that keep a stream that is created here: 1, 3 or 5.
+        buffer_bytes: The most bytes that may wait for the server.
+        timeout_s: The time to wait for the acknowledgement of a frame, in seconds.
         on_verb: Carries out the verbs of `trackside ctl`; None to listen to none.
         options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
 
@@ -169,11 +170,11 @@ class NatsSink(Exporting):
     def close(self, timeout_s: float = 2.0) -> bool:
         """Publish what waits and disconnect; frames without acknowledgement are counted as lost. Safe to repeat."""
         done = self._exporter.close(timeout_s)
-        self._connection.close(is_last=True)  # an export that goes on would connect anew
+        self._connection.close(is_last=True)  # an export that is still running would connect again
         return done
 
     def after_fork(self, source: Source) -> None:
-        """In a forked child: leave the parent's connection alone and start from nothing."""
+        """In a forked child, leave the parent's connection alone and begin anew."""
         self._abandoned.append(self._connection)  # closing it would close the socket that the parent still uses
         self._connection = self._connection.copy()
         self._exporter.reset()
@@ -200,14 +201,17 @@ class NatsSink(Exporting):
 
 
 OnVerb: TypeAlias = Callable[[Verb, str, bool, Callable[[Result], object]], object]
-"""Called with a verb, who asks, whether they may, and what sends the answer; on a thread that must not wait."""
+"""
+Called with a verb, the name of the asking user, whether they may, and a function that sends the answer; on a thread
+that must not wait.
+"""
 
 
 class _VerbListener:
     """
     Receives the verbs for the processes of a run over a connection of its own process.
 
-    The server's permissions say who may ask. Where it lets in anybody, every verb is refused.
+    The server's permissions decide who may ask. If the server admits anybody, every verb is refused.
     """
 
     def __init__(self, on_verb: OnVerb) -> None:
@@ -245,10 +249,10 @@ def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[st
 
 class _Client(nats.NATS):  # type: ignore[misc]
     """
-    A client to which a message of a peer is never anything but a message.
+    A client that treats each stored message as a message, whatever it holds.
 
-    The library takes a status in a stored message for the server's own, and one that it cannot read ends the
-    connection. As the message is still there after that, nobody would ever read what is behind it.
+    The library takes a status in a stored message for the server's own, and a status that it cannot read ends the
+    connection. The message would still be there, so nobody could read the messages behind it.
     """
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -264,7 +268,7 @@ class _Client(nats.NATS):  # type: ignore[misc]
 
 async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     """
-    Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector.
+    Connect like ``nats.connect``, but close the socket of a failed attempt.
 
     A user's answers come to subjects of that user, so that the server can keep others from listening to them.
 
@@ -294,18 +298,20 @@ async def any_client(servers: Sequence[str], **options: Any) -> Any:
 
 
 async def next_client(servers: list[str], **options: Any) -> Any:
-    """Return the client of the first of *servers*, which is the last one from then on; its reports go nowhere."""
+    """
+    Return the client of the first of *servers*, and move that server to the end; the client's reports are dropped.
+    """
     servers.append(servers.pop(0))
     return await connected_client(servers[-1], **{"error_cb": _ignore, **options, **ONE_ATTEMPT})
 
 
 async def _ignore(*_: object) -> None:
-    """Leave reports to who tries again."""
+    """Drop a report: the caller tries again and reports."""
 
 
 def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
     """
-    Return what *use* returns when it is called with the JetStream context of a connection of its own.
+    Call *use* with the JetStream context of a new connection, and return its result.
 
     Raises:
         UnreadableError: The server does not answer, or has no such stream; or *use* raised it.
@@ -315,7 +321,7 @@ def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
     async def use_stream(client: Any, refusals: list[str]) -> T:
         try:
             return await use(client.jetstream(timeout=_CONNECT_S))
-        except (TimeoutError, asyncio.TimeoutError) as error:  # what a user may not do has no answer
+        except (TimeoutError, asyncio.TimeoutError) as error:  # a request without permission gets no answer
             raise ConnectionError(refusals[-1] if refusals else str(error)) from error
 
     with reading(address):
@@ -324,7 +330,7 @@ def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
 
 def with_client(address: StreamAddress, use: Callable[[Any, list[str]], Awaitable[T]], connect_s: float) -> T:
     """
-    Return what *use* returns when it is called with a connection of its own, and with what the server refuses there.
+    Call *use* with a new connection and the list of what the server refuses there, and return its result.
 
     It works where an event loop runs already, as in a notebook.
 
@@ -375,7 +381,7 @@ def _is_in_loop() -> bool:
 
 @contextlib.contextmanager
 def reading(address: StreamAddress, timeout_s: float = _CONNECT_S) -> Iterator[None]:
-    """Turn what the client raises, within so many seconds, into errors that name the address and a remedy."""
+    """Convert the client's exceptions into errors that name the address and a remedy; end after so many seconds."""
     try:
         yield
     except (UnreadableError, DecodeError, ConfigError):
@@ -401,7 +407,7 @@ async def disconnect(client: Any) -> None:
 def shuffled(servers: str | Sequence[str]) -> list[str]:
     """Return the servers in random order: otherwise all ranks of a job would connect to the first one."""
     found = [servers] if isinstance(servers, str) else list(servers)
-    random.SystemRandom().shuffle(found)  # the program's own random numbers stay what its seed says
+    random.SystemRandom().shuffle(found)  # the program's own random numbers stay reproducible
     return found
 
 
@@ -528,7 +534,7 @@ class StreamMessage(NamedTuple):
 
     @classmethod
     def read(cls, message: Any) -> StreamMessage:
-        """Return a message of the client library as one of these."""
+        """Convert a message of the client library."""
         about = message.metadata
         source_json = (message.headers or {}).get(_SOURCE, "")
         stored_s, pending = about.timestamp.timestamp(), int(about.num_pending)
@@ -580,7 +586,7 @@ class StreamMessages:
 
     @property
     def created(self) -> str:
-        """The time at which the stream of the latest messages was created."""
+        """The creation time of the stream that the latest messages came from."""
         return self._pull.created
 
     def read_from(self, sequence: int, created: str = "") -> Iterator[StreamMessage]:
@@ -732,10 +738,10 @@ class StreamPull:
         return last
 
     async def is_at_end(self) -> bool:
-        """Return whether all messages of the subject were fetched; if some were lost on the way they come again."""
+        """Return whether all messages of the subject were fetched; messages lost on the way are sent again."""
         found = await self._subscription.consumer_info()
         if found.delivered.consumer_seq > self._received:
-            self.reset()  # it was sent when we no longer waited: ask again
+            self.reset()  # it was sent after the wait had ended: ask again
             return False
         return not found.num_pending
 
@@ -751,7 +757,7 @@ class StreamPull:
                 await self._remove_consumer(stream)
 
     async def _remove_consumer(self, stream: Any) -> None:
-        """Have the server remove the consumer. Without the right to it a user would wait for the answer for ever."""
+        """Have the server remove the consumer, without waiting: a user without permission gets no answer."""
         await stream._nc.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}")  # noqa: SLF001  of the client
 
 
@@ -769,7 +775,7 @@ class StreamAddress:
     """
 
     server: str
-    """The server's URL, with a user's name and password or a token if need be; of a cluster with several hosts."""
+    """The server's URL, with a user's name and password or a token if needed; for a cluster it has several hosts."""
     stream: str = "trackside"
     run: str = ""
     """The id of the run, all unless given."""
@@ -802,7 +808,7 @@ class StreamAddress:
         return ".".join([self.stream, *(subject_token(part) for part in (self.run, self.rank) if part), ">"])
 
     def __str__(self) -> str:
-        """Return the address without what is secret in it."""
+        """Return the address without secrets."""
         server = re.sub(r"[^/,@]*@", "", self.server)
         return "/".join(part for part in (server, self.stream, self.run, self.rank) if part)
 
@@ -824,7 +830,7 @@ def sink_to(address: str, *, on_verb: OnVerb | None = None) -> NatsSink:
 
 class StreamCopy:
     """
-    A copy of a stream, or of a part of it, as event logs in a directory of its own: what reads logs can read it.
+    A copy of a stream, or of a part of it, as event logs in a directory of its own, for readers of logs.
 
     The directory is for this user alone, and removed with the process.
 
@@ -846,7 +852,7 @@ class StreamCopy:
 
     def update(self) -> None:
         """
-        Copy what came since the last time.
+        Copy the messages that came since the last call.
 
         Raises:
             UnreadableError: The server cannot be reached, has no such stream, or the disk is full.
@@ -888,7 +894,7 @@ class StreamCopy:
 
 def parse_part(address: str) -> tuple[StreamAddress, int]:
     """
-    Read the address of what is to be read: a stream or a part of it, and from when on, in ns since the epoch.
+    Parse the address of a stream or a part of it; return it with the time to begin at, in ns since the epoch.
 
     Raises:
         ConfigError: *address* is not one, or has something else than a time behind ``?since=``.
@@ -922,7 +928,7 @@ _copying: Final = threading.Lock()
 
 def copied(address: str) -> StreamCopy:
     """
-    Return the process's copy of the stream at *address*, with all that the stream has now.
+    Return this process's copy of the stream at *address*, brought up to date.
 
     Args:
         address: The stream or a part of it; with ``?since=TIME`` behind it, only what was stored from then on.
@@ -968,7 +974,7 @@ class StreamConnection:
         """Whether the latest use of the client ended well."""
 
     def copy(self) -> StreamConnection:
-        """Return an equal one, not connected."""
+        """Return an equal connection that is not open."""
         return StreamConnection(self._servers, self._options, self._prepare)
 
     def call(self, use: Callable[[Any], Awaitable[T]], *, timeout_s: float) -> T:
@@ -983,7 +989,7 @@ class StreamConnection:
         async def within_time() -> T:
             return await asyncio.wait_for(self._with_client(use, timeout_s), timeout_s + 1)
 
-        with self._lock:  # what the loop is given before close() gives it the last call is run, or cancelled
+        with self._lock:  # calls that the loop gets before the last call of close() run or are cancelled
             if self._is_over:
                 raise ConnectionError("the connection was closed")
             if self._loop is None:
@@ -1002,8 +1008,8 @@ class StreamConnection:
     async def _with_client(self, use: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
         if self._client is None or not self._client.is_connected or not self._is_good:
             await self._connect(timeout_s)
-        # Not good until it is done: where this node is cut off another one may answer, and a stream that was removed is
-        # created with a new connection.
+        # A failed call ends the connection: another node may answer if this one is cut off, and a stream that was
+        # removed is created with a new connection.
         self._is_good = False
         result = await use(self._client.jetstream(timeout=timeout_s))
         self._is_good = True
@@ -1069,12 +1075,12 @@ def _checked(stream: str) -> str:
 
 @attrs.frozen
 class StreamUser:
-    """The user that a server is to know somebody as."""
+    """A user of a server, with credentials."""
 
     name: str = ""
     """The name, or the public key; empty if there is none, or a token."""
     credentials: Mapping[str, Any] = attrs.field(factory=dict)
-    """The arguments of ``nats.connect`` that prove it, but for those that the address or the program gives itself."""
+    """The arguments of ``nats.connect`` that prove it, except for those in the address or given by the program."""
 
 
 def user_of(servers: str | Sequence[str], options: Mapping[str, Any] | None = None) -> StreamUser:

@@ -27,14 +27,14 @@ from trackside.handlers.zeromq._receiver import SourceRegistry, SourceState
 
 _LOOK_S: Final = 0.1
 _NO_USER: Final = "anybody"
-"""In a subject, in the place of the user's name."""
+"""The word in the place of the user's name in a subject."""
 
 
 def command(
     address: str, verb: str, arguments: Mapping[str, Any] | None, targets: Sequence[str], timeout_s: float
 ) -> list[Outcome]:
     """
-    Have *verb* done by the processes of the run at *address*, and return what each of them said.
+    Have the processes of the run at *address* perform *verb*, and return the answer of each.
 
     The arguments are those of `trackside.handlers.zeromq.command`. Each process that published to the stream and has
     neither ended nor been replaced has an outcome, also if it does not answer.
@@ -93,7 +93,7 @@ async def _ask(
 def _record(data: bytes, outcomes: dict[str, Outcome]) -> None:
     try:
         result = decode([data]) if data else None
-    except DecodeError:  # anybody may have sent it who knows the subject
+    except DecodeError:  # anybody who knows the subject may have sent it
         return
     if isinstance(result, Result) and len(outcomes) < MAX_ANSWERS:
         outcomes.setdefault(result.source_id, Outcome(result.source_id, result.done, result.values))

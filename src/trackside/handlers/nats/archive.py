@@ -2,8 +2,8 @@
 The archive of a stream: its events as Parquet files, run by run and period by period.
 
 The place in the stream up to which a run is archived is kept with the run's part of the table of sources, which is
-written after all other files of a batch. A batch begins at that place, and its files are named after it: whatever ends
-a worker, the next one writes the same files again, and no event is in the tables twice or in none.
+written after all other files of a batch. A batch begins at that place, and its files are named after it: however a
+worker ends, the next one writes the same files again, so each event is in the tables exactly once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trackside.handlers.parquet import ParquetFiles, ParquetStore, SourceTable, 
 PERIOD_S: Final = 3_600.0
 _CURSOR: Final = "trackside.cursor"
 _GRACE_S: Final = 2.0
-"""For how long after the end of a period messages may come that the server stored within it."""
+"""The time after the end of a period in which messages may come that the server stored within it."""
 _REQUEST_S: Final = 10.0
 _LEAST_LOOK_S: Final = 1.0
 _LOOKS: Final = 10
-"""In a period."""
+"""The number of checks in a period."""
 
 
 class NatsArchive(Closing):
@@ -47,12 +47,12 @@ class NatsArchive(Closing):
 
     The tables are those of `ParquetFiles`. A run's events appear in them within a period after they were published.
     A worker that ends, in whatever way, is replaced by starting another: it goes on where the tables end. Two at the
-    same time do the same work twice, and no harm.
+    same time do the same work twice, without harm.
 
     Args:
         address: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, a part of the stream.
         where: A directory, or a URL such as ``s3://BUCKET/PATH``: see `ParquetStore`.
-        period_s: How much time each batch of a run covers, in seconds: more makes larger files, and fewer.
+        period_s: The time that each batch of a run covers, in seconds; longer periods make fewer and larger files.
         options: Arguments of ``nats.connect``.
 
     Raises:
@@ -113,7 +113,7 @@ class NatsArchive(Closing):
         for run, amount in amounts.items():
             try:
                 self._write_batches(run, amount, now_s)
-            except Exception as error:  # whatever the libraries raise; the other runs may do
+            except Exception as error:  # whatever the libraries raise; other runs may succeed
                 self.counts["failed"] += 1
                 self._trouble.complain("%s: run %s is tried again: %s", self.address, run, described(error))
         for known in (self._archived, self._due_s):
@@ -121,7 +121,7 @@ class NatsArchive(Closing):
                 del known[run]
 
     def _write_batches(self, run: str, amount: int, now_s: float) -> None:
-        """Archive what is over of a run that has *amount* messages."""
+        """Archive the periods that are over, of a run that has *amount* messages."""
         while not self._stop.is_set() and self._archived.get(run) != amount and now_s >= self._due_s.get(run, 0.0):
             if not self._write_batch(run, now_s):
                 self._archived[run] = amount

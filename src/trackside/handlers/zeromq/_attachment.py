@@ -1,4 +1,4 @@
-"""A viewer of a running job: its events, and models in the states that they have there."""
+"""A viewer of a running job: its events, and models with the states that they have in the job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 _MESSAGES_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 128 << 10
-"""The most that is decoded before it is delivered: little enough to stay in a processor's cache until it is read."""
+"""The most bytes that are decoded before they are delivered: they stay in a processor's cache until they are read."""
 
 
 class ViewerSession:
@@ -48,10 +48,10 @@ class ViewerSession:
 
     Args:
         connection: The socket, connected.
-        wanted: What to ask for.
-        models: Whose states to ask for.
+        wanted: The events to ask for.
+        models: The models whose states to ask for.
         deliver: Called with each entry in its turn.
-        introduce: Given a snapshot's bytes, before the first entry and after what cannot be made up for.
+        introduce: Called with a snapshot's bytes, before the first entry and after a loss that cannot be repaired.
         own_id: Of this end; random unless given.
         monotonic_s: The clock.
     """
@@ -88,12 +88,12 @@ class ViewerSession:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come for three beats."""
+        """Whether nothing has been received for three beats."""
         return self._now() - self._heard_s > SILENT_AFTER_BEATS * BEAT_S
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether nothing more can be received."""
         return bool(self.ended) or self.refused is not None
 
     def send(self, message: Message) -> bool:
@@ -105,7 +105,7 @@ class ViewerSession:
         return self._sessions.state_of(b"") is State.MET
 
     def tick(self) -> None:
-        """Greet, ping, and ask for what has not come, if it is time to."""
+        """Send the greetings, pings and repeated requests that are due."""
         now_s = self._now()
         if not self.is_over and self.connection.renew(now_s):
             self._sessions.greet_again()
@@ -118,7 +118,7 @@ class ViewerSession:
         self.consumer.tick(now_s)
 
     def receive(self) -> int:
-        """Take in what has come, as much as is good at once; return how many messages."""
+        """Receive a bounded number of the messages that have come; return their number."""
         count = taken_bytes = 0
         for _, parts, _ in self.connection.receive(_MESSAGES_AT_ONCE):
             count += 1
@@ -129,7 +129,7 @@ class ViewerSession:
                 self._on(parts, size_bytes)
             except DecodeError:
                 self.malformed += 1
-            except Exception as error:  # whatever it holds, the next may be read
+            except Exception as error:  # whatever this message holds, the next one may be readable
                 if is_from_signal_handler(error):
                     raise
                 self.malformed += 1
@@ -178,21 +178,21 @@ _NOT_STORED: Final = "not in the stream"
 
 @attrs.frozen
 class Gap:
-    """Events that did not get here."""
+    """Events that did not arrive here."""
 
     events: int
     reason: str
     source_id: str = ""
-    """The source that they were of; empty if of several."""
+    """Their source; empty if they are of several."""
 
 
 @attrs.define
 class Joined:
-    """The extent to which a model here can be compared with the job's."""
+    """The relation of a model's state here to its state in the job."""
 
     model: Any
     complete: bool = False
-    """Whether its state is that of the job's own, from the beginning; else it knows what came since."""
+    """Whether its state is that of the job's own model; else it covers only later events."""
     since_ns: int = 0
     """The time at which its state begins or was taken over, in ns since the epoch of the job's clock."""
     reason: str = "nothing has come yet"
@@ -233,7 +233,8 @@ class Attachment(Closing):
         self._decide, rule = _split(keep)
         streams = [endpoint for endpoint in endpoints if is_stream(endpoint)]
         _check(endpoints, streams, self.models, models)
-        # Models read everything, and of a stream all comes; what the user wants to see of it is then chosen here.
+        # Models read all events, and a stream in NATS delivers all; so the events that the user asked for are selected
+        # here.
         is_chosen_here = bool(models or streams)
         wanted = Filter() if is_chosen_here else Filter.of(to, min_priority, rule)
         self._decide = keep.start() if is_chosen_here and keep is not None else self._decide
@@ -313,7 +314,7 @@ class Attachment(Closing):
         return True
 
     def _turn(self, timeout_s: float) -> int:
-        """Receive once from everybody; return how many messages."""
+        """Receive once from each end; return the number of messages."""
         for line in self._lines:
             line.tick()
         sessions = [*self._lines, *self._streams]
@@ -338,7 +339,7 @@ class Attachment(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether everybody has said goodbye."""
+        """Whether every end has said goodbye."""
         return not self._streams and all(line.is_over for line in self._lines)
 
     @property
@@ -354,7 +355,7 @@ class Attachment(Closing):
 
     @property
     def busy(self) -> str:
-        """The reason for which the server makes this viewer wait: too many are there already; empty if it does not."""
+        """The reason why the server makes this viewer wait, such as too many viewers; empty if it does not."""
         return next((line.busy for line in self._lines if line.busy), "")
 
     @property
@@ -370,7 +371,7 @@ class Attachment(Closing):
 
     @property
     def repeated(self) -> int:
-        """The number of entries that came twice and were passed over."""
+        """The number of entries that came twice and were skipped."""
         return sum(line.consumer.repeated for line in self._lines)
 
     @property
@@ -496,7 +497,7 @@ class Attachment(Closing):
             self._miss(total - before, frame.source.id)
 
     def _account(self, place: int, line: ViewerSession) -> None:
-        """Take note of what the other end skipped."""
+        """Record the events that the other end skipped."""
         skipped = line.consumer.skipped_events - self._skipped_before.get(place, 0)
         if skipped:
             self._skipped_before[place] = line.consumer.skipped_events
@@ -559,7 +560,7 @@ def _kinds(events: Sequence[Event]) -> set[type[Event] | str]:
 
 
 def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | None]:
-    """Return a predicate if a rule is decided here, and its wire form if it is decided at the source."""
+    """Return a predicate, if the rule is applied here, and the rule's wire form, if it is applied at the source."""
     if keep is None:
         return None, None
     if checked_rule(keep).portable:

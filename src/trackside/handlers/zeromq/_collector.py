@@ -102,7 +102,7 @@ _CHUNK_BYTES: Final = 1 << 18
 
 @attrs.define(eq=False)
 class _SourceLog:
-    """One source's file."""
+    """The log of one source."""
 
     buffer: WriteBuffer
     appender: Appender
@@ -116,7 +116,7 @@ class _SourceLog:
     is_ended: bool = False
 
     def keep(self, frame: WaitingFrame, most_bytes: int) -> None:
-        """Put *frame* at the end of the tail, and forget the oldest ones beyond *most_bytes*."""
+        """Add *frame* to the tail, and remove the oldest ones beyond *most_bytes*."""
         assert self.tail is not None
         self.tail.append(frame)
         self.tail_bytes += len(frame.frame)
@@ -128,8 +128,8 @@ class MultiLogWriter:
     """
     Writes the frames of many sources as an `EventLog` in each of them would: byte for byte, a file for each.
 
-    Frames are handed over and never waited for. What has no room while the disk is slow is counted, and named in the
-    file in the place where it is missing.
+    Frames are handed over without waiting. Those without room while the disk is slow are counted, and the file records
+    the loss in their place.
 
     A source that writes its file itself, into the same directory, has no second one here. Only its latest frames are
     kept in memory, and written when this closes, unless the source has ended by then: a process that is killed has not
@@ -183,7 +183,7 @@ class MultiLogWriter:
             return is_taken
 
     def lose(self, source: Source, events: int, reason: str) -> None:
-        """Have it written that *events* of *source* are missing here."""
+        """Record in the file that *events* of *source* are missing here."""
         with self._lock:
             log = self._log(source)
             if log.tail is None:
@@ -191,7 +191,7 @@ class MultiLogWriter:
                 self._dirty[source.id] = log
 
     def end(self, source: Source) -> None:
-        """Have the file of *source* finished: nothing more is expected of it. If it does come, a new part begins."""
+        """Finish the file of *source*, from which nothing more is expected. If something comes, a new part begins."""
         with self._lock:
             log = self._logs.get(source.id)
             if log is not None:
@@ -201,11 +201,11 @@ class MultiLogWriter:
                 self._dirty[source.id] = log
 
     def flush(self, timeout_s: float = 2.0) -> bool:
-        """Write what was taken; False if that is not done in time or the disk refuses it."""
+        """Write the accepted frames; False if that takes too long or the disk refuses it."""
         return self._worker.flush(timeout_s) and not self._waiting_bytes
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Write what was taken and finish every file; True if all of it was written."""
+        """Write the accepted frames and finish every file; True if all of them were written."""
         with self._lock:
             for name, log in self._logs.items():
                 for frame in log.tail or ():
@@ -251,7 +251,9 @@ class MultiLogWriter:
                 log.series.finish()
 
     def _begin(self, name: str, log: _SourceLog, *, insist: bool) -> bool:
-        """Look whether the source writes its file itself, once it has had the time to; return whether it has."""
+        """
+        Check whether the source writes its file itself, once it had time to begin; return whether that is decided.
+        """
         if not insist and time.monotonic() < log.begins_s:
             with self._lock:
                 self._dirty.setdefault(name, log)
@@ -276,7 +278,7 @@ class MultiLogWriter:
         return min(_TAIL_BYTES, _TAILS_BYTES // len(self._logs))
 
     def _write(self, name: str, log: _SourceLog, *, insist: bool) -> None:
-        """Write what waits of one source, and survive whatever happens."""
+        """Write the waiting entries of one source, and survive any error."""
         try:
             self._drain(log, insist=insist)
         except Exception as error:  # no other thread writes the others
@@ -372,7 +374,7 @@ _FIELDS_BEFORE_ROWS: Final = 6
 
 @attrs.define(eq=False)
 class _FilteredStream:
-    """One stream: whose ring it fills, and with what."""
+    """One stream: its ring, and the filter of the events in it."""
 
     wanted: Filter
     ring: Ring
@@ -389,10 +391,10 @@ class FilteredStreams:
     The streams that a collector has for its viewers. For one thread.
 
     Args:
-        models: Whose states go into snapshots.
-        places: Returns every source, and how far it has come.
-        status: Returns what to say in beats.
-        broadcast: Given each frame, and whose it is; None where nothing is to be given one.
+        models: The models whose states go into snapshots.
+        places: Returns the position of every source.
+        status: Returns the status to send in beats.
+        broadcast: Called with each frame and its source; None if frames are not broadcast.
     """
 
     def __init__(
@@ -411,12 +413,12 @@ class FilteredStreams:
 
     def add(self, frame: Frame, data: bytes, events: Sequence[Event]) -> None:
         """
-        Give a frame to everybody who wants it.
+        Give a frame to every stream that wants some of its events.
 
         Args:
             frame: The frame.
             data: The same, as it came.
-            events: Those of its events that did not come before.
+            events: Its events that did not come before.
         """
         if self._broadcast is not None:
             self._broadcast(frame.source, data)
@@ -481,7 +483,7 @@ _GIVEN_UP: Final = "given up by its sender"
 _LOOK_INTERVAL_S: Final = 0.25
 _REPORT_CUTS_INTERVAL_S: Final = 10.0
 _CUTS_PER_S: Final = 1.0
-"""Reports of peers that were cut: each is recorded, and a peer may come under a new name all the time."""
+"""The most reports per second of limited peers: each is recorded, and a peer may keep coming under new names."""
 _CUTS_AT_ONCE: Final = 100.0
 
 
@@ -491,11 +493,11 @@ class CollectedStreams:
 
     Args:
         source: This process.
-        models: Fed with every event of every source, each once.
+        models: The models, which read every event of every source once.
         log_writer: Writes the logs; None for none.
-        registry: Who is there.
+        registry: The known sources.
         monotonic_s: The clock.
-        broadcast: Given each frame that is new, its own ones too, and whose it is.
+        broadcast: Called with each new frame, this process's own included, and its source.
     """
 
     def __init__(
@@ -526,7 +528,7 @@ class CollectedStreams:
         self.own: OwnStream = OwnStream(source, self._add_own)
 
     def restore(self, directory: str | os.PathLike[str]) -> Restored:
-        """Bring everything to where the logs below *directory* end, as if it had just been heard."""
+        """Restore the state from the logs below *directory*, as if their events had just been received."""
         heard_s = self._now() + GRACE_S
         silent: set[str] = set()
 
@@ -578,7 +580,7 @@ class CollectedStreams:
     # --- what the receiver hears --------------------------------------------------------------------------------------
 
     def on_entry(self, producer: Producer, entry: Entry) -> None:
-        """Take a frame, or the news that something was lost on its way."""
+        """Process a frame, or a report of events lost on the way."""
         if isinstance(entry, LossEntry):
             self._on_loss(entry)
             return
@@ -600,7 +602,7 @@ class CollectedStreams:
 
     def consume(self, frame: Frame, data: bytes, heard_s: float, gap: str = _GIVEN_UP) -> SourceState | None:
         """
-        Take a frame; return the state of its source, None if there are too many already.
+        Process a frame; return the state of its source, None if there are too many sources.
 
         Args:
             frame: The frame.
@@ -612,7 +614,7 @@ class CollectedStreams:
         if name not in self.registry.states and len(self.registry.states) >= MAX_SOURCES:
             self.counts["excess"] += 1
             return None
-        self.unheard.pop(name, None)  # its own numbers say what is missing
+        self.unheard.pop(name, None)  # its own numbers show what is missing
         state = self._state(frame, heard_s)
         self._say(self.registry.hear(state, heard_s))
         self._add(frame, data, state, gap)
@@ -633,7 +635,7 @@ class CollectedStreams:
                 state.producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
-        """Note that the sources behind *producer* are alive: all of a rank's, of a forwarder's those that it names."""
+        """Note that the sources behind *producer* are alive: all sources of a rank, or those that a forwarder names."""
         if producer.status.get(FORWARDS):
             if isinstance(message, Beat):
                 for event in list(self.registry.hear_all(self.registry.alive_over((), message.status), self._now())):
@@ -648,7 +650,7 @@ class CollectedStreams:
                 state.signs.end_reason = state.ended if state.ended is not None else message.reason
 
     def tick(self, producers: Iterable[Producer]) -> None:
-        """Publish what time has changed: silences, the clocks of *producers*, and which of them were cut."""
+        """Publish what is due: silent sources, the clocks of *producers*, and which of them were limited."""
         now_s = self._now()
         if now_s - self._looked_s < _LOOK_INTERVAL_S:
             return
@@ -699,7 +701,7 @@ class CollectedStreams:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Let no model that fails take the others, or the logs, with it."""
+        """Run *work* so that a failing model affects neither the others nor the logs."""
         try:
             yield
         except Exception as error:
@@ -717,7 +719,7 @@ class CollectedStreams:
     def _on_loss(self, entry: LossEntry) -> None:
         state = self.registry.states.get(entry.source_id)
         if state is None:
-            # No file, and no line, for a source of which nothing has come: anybody can make up its id.
+            # No file and no report for a source that has sent nothing: anybody can invent an id.
             if entry.source_id in self.unheard or len(self.unheard) < MAX_UNHEARD_SOURCES:
                 self.unheard[entry.source_id] = max(entry.last_seq + 1, self.unheard.get(entry.source_id, 0))
             else:
@@ -727,7 +729,7 @@ class CollectedStreams:
         if entry.last_seq >= due:
             first = max(due, entry.first_seq)
             if first > due:
-                return  # the frames in between are to come, and will show what is missing
+                return  # the frames in between will come, and show what is missing
             self._lose(state, first, entry.last_seq, entry.reason)
             self._learn(Frame(state.source, entry.last_seq + 1, entry.last_seq, {}, []), state)
 
@@ -749,7 +751,7 @@ class CollectedStreams:
     # --- what it says itself ------------------------------------------------------------------------------------------
 
     def publish(self, event: Event) -> None:
-        """Say *event* in this process's own stream."""
+        """Publish *event* in this process's own stream."""
         self.own.publish(event)
 
     def _say(self, event: Event | None) -> None:
@@ -794,36 +796,36 @@ _PARTING_S: Final = 0.5
 
 
 def collector_models(publish: Publish) -> list[Any]:
-    """Return the models of a collector that is given no others; what they derive goes to *publish*."""
+    """Return the default models of a collector; they publish derived events by *publish*."""
     return [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(publish=publish), CounterBoard(), ClockOffsets()]
 
 
 class Collector(Service):
     """
-    Takes the streams of many ranks in and keeps them, runs models over all of them, and gives them to viewers.
+    Receives the streams of many ranks, logs them, runs models over all of them, and serves them to viewers.
 
     ::
 
         with Collector("tcp://*:7070", publish="tcp://*:7071", log="runs/", keys="keys/") as collector:
             collector.serve()
 
-    Ranks connect to *bind*, viewers attach to *publish*. Each rank's frames are written as they came, to a file of its
-    own, which `replay` and every command read. What a rank sent while the collector was away comes from the rank's
-    ring; what that no longer held is reported as `EventsLost`. A collector that is started again with the same
-    *log* reads it back first, and goes on.
+    Ranks connect to *bind*, viewers attach to *publish*. Each rank's frames are written unchanged to a file of its own,
+    which `replay` and every command read. Frames that a rank sent while the collector was away come from the rank's
+    ring; those that the ring no longer held are reported as `EventsLost`. A collector that is started again with the
+    same *log* reads it first, and continues.
 
     Args:
         bind: Where ranks and forwarders connect to.
         publish: Where viewers attach; None for nowhere.
         broadcast: Where a plain ``zmq.SUB`` gets each frame, unasked and unacknowledged; None for nowhere.
         log: The directory of the logs, and of nothing else; None to keep none.
-        keys: A directory of keys with the server's secret and the public keys of who is let in.
+        keys: A directory of keys with the server's secret and the public keys of all peers that may connect.
         insecure: Do without keys where they are needed. No verb is accepted then.
-        models: What to feed with everything; by default spans, goodput, scores, counters and clocks.
-        limits: What one peer may send.
+        models: The models that read all events; by default spans, goodput, scores, counters and clocks.
+        limits: The limits on what one peer may send.
         silent_after_s: After how long without a sign a rank is said to have fallen silent, in seconds; unless given,
             three of its heartbeat intervals and at least three seconds.
-        ring_bytes: What is kept for viewers, in bytes.
+        ring_bytes: The most bytes that are kept for viewers.
 
     Raises:
         ConfigError: An endpoint is not safe, not free or malformed, or a key is missing.
@@ -909,7 +911,7 @@ class Collector(Service):
 
     @property
     def models(self) -> list[Any]:
-        """The models, over everything that was heard."""
+        """The models, over all events that were received."""
         return self.streams.models
 
     def totals(self) -> dict[str, int]:

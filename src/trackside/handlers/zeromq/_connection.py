@@ -47,7 +47,7 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._session import Sent
 
 OLDEST_LIBZMQ: Final = (4, 3, 5)
-"""Anybody who reaches a port can crash an older version, with or without keys."""
+"""The oldest safe version of libzmq: anybody who reaches a port can crash an older one, with or without keys."""
 MOST_MESSAGE_BYTES: Final = 1 << 20
 """The largest part of a message; a peer that sends a larger one is disconnected. Frames are smaller (640 KiB)."""
 HANDSHAKE_MS: Final = 3000
@@ -63,11 +63,13 @@ SUBSCRIPTIONS_AT_ONCE: Final = 8
 MOST_SUBSCRIPTION_BYTES: Final = 1 << 10
 """The longest topic that a reader may name, and the longest message of its handshake; it is disconnected otherwise."""
 MOST_TOPICS_BYTES: Final = 64 << 10
-"""The most bytes of topics that the readers of one address subscribe to together: libzmq keeps a node for each byte."""
+"""
+The most bytes of topics that the readers of one address may subscribe to together: libzmq keeps a node for each byte.
+"""
 _TOPIC_BYTES: Final = 64
-"""The size that a subscription counts for at least."""
+"""The least size at which a subscription is counted."""
 _ZERO_COPY_RECEIVE: Final = 10
-"""``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
+"""``ZMQ_ZERO_COPY_RECV``, for which pyzmq has no name."""
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted: all ranks may come back at once."""
 
@@ -299,7 +301,7 @@ class Connection:
         endpoint: ``ipc:///path`` or ``tcp://host:port``.
         binds: Whether it is bound there.
         broadcasts: Whether the bound socket is an XPUB: addresses are topics then, and only subscriptions are received.
-        role: Whose key to use when connecting; ``viewer`` unless another is given.
+        role: The role whose key to use when connecting; by default ``viewer``.
         keys: A directory of keys; None for none.
         insecure: Allow an endpoint without keys where they are required.
         receive_messages: The most messages of one peer that may wait to be received.
@@ -325,8 +327,8 @@ class Connection:
         self._binds = binds
         self._broadcasts = broadcasts
         self._context = new_context()
-        # The context of a connection that nobody closes outlives it: ended by a garbage collection it would wait for
-        # ever for sockets that are collected after it. `threading` may be in the middle of something then.
+        # The context of a connection that nobody closes outlives the connection: if a garbage collection ended it, it
+        # would wait for ever for sockets that are collected later. `threading` may be in the middle of something then.
         self._end = weakref.finalize(self, start_new_thread, self._context.term, ())
         self._end.atexit = False
         self._authenticator: Authenticator | None = None
@@ -342,7 +344,7 @@ class Connection:
         self._keys = keys
         self._receive_messages = receive_messages
         self._silence = SilenceTimer(time.monotonic())
-        # One line a minute of each: the other end decides how often it falls silent and answers.
+        # At most one line a minute of each kind: the other end decides how often it falls silent and answers.
         self._silent, self._barred, self._heard = RateLimitedLog(), RateLimitedLog(), RateLimitedLog()
         self._latest: zmq.Frame | None = None
         self._socket = self._new_socket()
@@ -350,7 +352,7 @@ class Connection:
             if binds:
                 self._accepted = AcceptedConnections(self._context, self._socket, limits)
             if keys is not None and binds:
-                # Subscriptions are taken in by libzmq itself, so peers that may not watch are refused in the handshake.
+                # libzmq itself accepts subscriptions, so peers that may not watch are refused in the handshake.
                 roles = (VIEWER, CONTROL) if broadcasts else ROLES
                 self._authenticator = Authenticator(self._context, AllowList(keys), roles)
                 secure_server(self._socket, load_server_key(keys))
@@ -477,7 +479,7 @@ class Connection:
             yield address, [frame.bytes for frame in frames], user
 
     def _follow_subscriptions(self) -> None:
-        """Have the connections of an address ended that subscribes to too much; libzmq forgets what they asked for."""
+        """Read the subscriptions, and end the connections of an address that subscribes to too much."""
         assert self._accepted is not None
         for _ in range(RECEIVE_MESSAGES):
             try:
@@ -576,11 +578,10 @@ _NETWORK_BITS: Final = 64
 
 class AcceptedConnections:
     """
-    Counts the connections of a bound socket, and ends those beyond its limits, whether they ever say anything or not.
+    Counts the connections of a bound socket, and ends those beyond its limits, even if they send nothing.
 
-    It ends those of an address, too, that subscribes to more than `MOST_TOPICS_BYTES`.
-
-    libzmq accepts who comes, and a connection holds a descriptor from then on. Has no thread: the loop that polls the
+    It also ends the connections of an address that subscribes to more than `MOST_TOPICS_BYTES`.
+    libzmq accepts every connection, which then holds a descriptor. Has no thread: the loop that polls the
     socket polls `socket` too, and calls `follow` when it can be read. To be made before the socket is bound.
 
     Args:
@@ -612,13 +613,13 @@ class AcceptedConnections:
         return len(self._origins)
 
     def follow(self) -> None:
-        """Take in who came and who left, and end what is too much."""
+        """Read which connections came and left, and end those beyond the limits."""
         while True:
             try:
                 what, descriptor = _EVENT.unpack(self.socket.recv_multipart(zmq.DONTWAIT)[0])
             except zmq.Again:
                 return
-            self._leave(descriptor)  # of one that is accepted, too: the system gives numbers out again
+            self._leave(descriptor)  # also of accepted ones: the system uses numbers again
             if what == zmq.EVENT_ACCEPTED:
                 self._come(descriptor)
 
@@ -635,7 +636,7 @@ class AcceptedConnections:
                     self._end(connection, origin, "it subscribes to too much")
 
     def close(self) -> None:
-        """Follow no more; the watched socket is to be closed after it."""
+        """Stop following; the watched socket must be closed afterwards."""
         self._watched.monitor(None, 0)
         self.socket.close(0)
 
@@ -675,7 +676,7 @@ def _origin_of(connection: network.socket) -> str:
 
 def origin_of(peer: str) -> str:
     """Return the origin of *peer*, an address as libzmq writes it."""
-    if peer.startswith("localhost:"):  # of a Unix socket: with user, group and process
+    if peer.startswith("localhost:"):  # of a Unix socket, with user, group and process
         return peer.rpartition(":")[0]
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])

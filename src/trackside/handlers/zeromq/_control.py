@@ -1,4 +1,4 @@
-"""Verbs: asked of a job or a collector, passed on to its ranks, and their results on the way back."""
+"""Verbs: requests to a job or a collector, passed on to its ranks, and the results on their way back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def may_command(safety: Safety, user: str) -> bool:
     Return whether *user* may use verbs on an endpoint of that *safety*.
 
     Args:
-        safety: What protects the endpoint. If it is the file system, only this user gets there.
+        safety: The protection of the endpoint. If it is the file system, only this user can reach it.
         user: Role and fingerprint of a key, as ``control:0123abcd``; empty for none.
     """
     return safety is Safety.PRIVATE or (safety is Safety.KEYED and user.partition(":")[0] == CONTROL)
@@ -83,16 +83,16 @@ class _Waiting:
 
 class VerbForwarder:
     """
-    Passes verbs on and their results back: exactly one result for each source that a verb is meant for.
+    Passes verbs on, and their results back: exactly one for each source that a verb is meant for.
 
     A source that cannot be reached, or does not answer in time, gets a result here that says so.
 
     Args:
-        receiver: The connections to pass them on by.
+        receiver: The connections over which verbs are passed on.
         registry: Who is there.
         answer: Sends a result to an address.
         publish: Publishes an event in this process's own stream.
-        source_id: Of this process, whose own result comes first and says how many follow.
+        source_id: The id of this process's source; its own result comes first and gives the number of the others.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class VerbForwarder:
         Pass *verb* on, and report to *address* how many results to expect.
 
         Args:
-            address: Who asked.
-            verb: What was asked.
-            by: Who that is, for people.
+            address: The address of the asker.
+            verb: The request.
+            by: The asker's name, for people.
             now_s: The time now.
-            totals: What this process itself has to report, for ``status``.
+            totals: This process's own answer to ``status``.
         """
         if verb.verb not in VERBS:
             self._refuse(address, verb, by, f"there is no verb {verb.verb[:40]!r}; there are {', '.join(VERBS)}")
@@ -212,7 +212,7 @@ class VerbForwarder:
 TIMEOUT_S: Final = 5.0
 _LOOK_S: Final = 0.05
 _EXPECTED: Final = "expected"
-"""In what a collector or forwarder itself says: how many sources it passed the verb on to."""
+"""The key, in a collector's or forwarder's own result, of the number of sources that it passed the verb on to."""
 
 
 @attrs.frozen
@@ -234,7 +234,7 @@ def command(
     timeout_s: float = TIMEOUT_S,
 ) -> list[Outcome]:
     """
-    Have *verb* done, and return what each source that it reached said.
+    Have *verb* performed, and return the answer of each source that it reached.
 
     Args:
         endpoint: Where a job publishes, or a collector does; or a run in a stream, ``nats://HOST:PORT/STREAM/RUN``.
@@ -242,7 +242,7 @@ def command(
         arguments: ``{"level": "ITERATION"}`` for ``priority``, ``{"every": 10}`` for ``sample``; ``{"seconds": 60}``
             for how long either, or ``pause``, holds at most.
         targets: Ids of sources, or ``rank:N``; all unless given.
-        keys: A directory of keys with the control key; the viewing key does not do.
+        keys: A directory of keys with the control key; a viewer's key is not enough.
         timeout_s: How long to wait for results, in seconds. A collector reports a rank that has not answered by then.
 
     Raises:
@@ -313,6 +313,6 @@ class _VerbSession:
     def _record(self, result: Result) -> None:
         self._outcomes.append(Outcome(result.source_id, result.done, result.values))
         if len(self._outcomes) == 1:
-            # A collector says first to how many it passed the verb on; a job itself has no ranks behind it.
+            # A collector first reports to how many sources it passed the verb on; a job has no ranks behind it.
             expected = result.values.get(_EXPECTED, 1)
             self._expected = expected if type(expected) is int else 1

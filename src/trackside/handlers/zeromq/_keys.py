@@ -74,7 +74,7 @@ class KeyPair:
     role: str
     generation: int
     public: bytes
-    """In Z85: 40 characters, as is the secret."""
+    """In Z85: 40 characters, like the secret."""
     secret: bytes = attrs.field(repr=False)
 
 

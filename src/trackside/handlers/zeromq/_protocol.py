@@ -2,8 +2,8 @@
 The messages of the remote stream, and the limits within which they are accepted.
 
 `docs/remote-protocol.md` says who sends which when. A message is one part, or two: a head of at most 64 KiB, which is a
-msgpack list of its kind and its fields, and for some kinds a body of at most 1 MiB, carried as it is. Decoding looks at
-sizes first, then at types and ranges; what is wrong in any of them is a `DecodeError`, and nothing of it is used.
+msgpack list of its kind and its fields, and for some kinds a body of at most 1 MiB, carried as it is. Decoding checks
+sizes first, then types and ranges; a fault in any of them is a `DecodeError`, and nothing of the message is used.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from trackside.wire._values import is_sound, unpack
 MAX_PARTS: Final = 2
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_VERB_BYTES: Final = 4 << 10
-"""The limit of a verb's head: every job that it reaches records it."""
+"""The largest head of a verb, which every job that it reaches records."""
 MAX_BODY_BYTES: Final = 1 << 20
-"""The limit of one part of a message; every socket refuses larger ones."""
+"""The largest part of a message; every socket refuses larger ones."""
 MAX_TEXT: Final = 1024
-"""Characters of one text in a message."""
+"""The most characters of one text in a message."""
 MAX_NAMES: Final = 64
-"""Type names in a filter, models in a request, sources in a verb's target."""
+"""The most type names in a filter, models in a request, and sources in a verb's target."""
 MAX_RULE_BYTES: Final = 16 << 10
 """The limit of a filter's rule."""
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
 BEAT_S: Final = 1.0
-"""Between two beats of a source end, and between two pings of a viewer end."""
+"""The time between two beats of a source end, and between two pings of a viewer end."""
 SILENT_AFTER_BEATS: Final = 3
 FORGET_AFTER_S: Final = 30.0
-"""A peer that was not heard for so long is forgotten, and what was kept for it with it."""
+"""A peer that was silent for so long is forgotten, with all that was kept for it."""
 RENEW_AFTER_S: Final = 8.0
-"""A connection over which nothing was heard for eight beats is made anew."""
+"""A connection that was silent for eight beats is replaced."""
 RENEW_AT_MOST_S: Final = 30.0
-"""The longest time between two such attempts."""
+"""The longest time between two attempts to replace it."""
 
 # --- connections ------------------------------------------------------------------------------------------------------
 
@@ -52,9 +52,9 @@ MAX_VIEWERS: Final = 64
 """The viewers that one publisher accepts."""
 MAX_COLLECTOR_VIEWERS: Final = 256
 MAX_PRODUCERS: Final = 8192
-"""Ranks and forwarders that one collector or forwarder serves."""
+"""The most ranks and forwarders that one collector or forwarder serves."""
 MAX_PRODUCERS_OF_ADDRESS: Final = 4096
-"""Of them, behind one address with one key."""
+"""The most of them behind one address with one key."""
 
 
 @attrs.frozen
@@ -62,21 +62,24 @@ class ConnectionLimits:
     """The number of connections that a bound socket keeps."""
 
     of_address: int
-    """From one address. More may come at the same moment, and are ended when the socket's thread looks again."""
+    """
+    The most connections from one address. More may come at the same moment; the socket's thread ends them a moment
+    later.
+    """
     of_all: int
 
 
 PUBLISHER_CONNECTIONS: Final = ConnectionLimits(128, 256)
-"""Twice to four times the viewers: some come, and have not said yet who they are."""
+"""Two to four times the number of viewers: new connections have not greeted yet."""
 COLLECTOR_VIEWER_CONNECTIONS: Final = ConnectionLimits(512, 1024)
 PRODUCER_CONNECTIONS: Final = ConnectionLimits(MAX_PRODUCERS_OF_ADDRESS + 512, MAX_PRODUCERS + 2048)
-"""More than there are producers: who comes back may be here before the former connection is known to be gone."""
+"""More than the number of producers: one may connect again before its former connection is known to be gone."""
 SEND_MESSAGES: Final = 1024
-"""Messages that may wait for one peer. Their bytes are bounded by the window."""
+"""The most messages that may wait for one peer. Their bytes are bounded by the window."""
 RECEIVE_MESSAGES: Final = 1024
-"""Messages of one peer that may wait to be read."""
+"""The most messages of one peer that may wait to be read."""
 WAITING_MESSAGES: Final = 32
-"""The same, where there may be thousands of producers: more waits at their ends, in their rings."""
+"""The same with thousands of producers: further messages wait at their ends, in their rings."""
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
@@ -89,52 +92,54 @@ ALL_WINDOWS_BYTES: Final = 8 << 20
 ALL_RECEIVE_WINDOWS_BYTES: Final = 64 << 20
 """The same for all producers of a receiver together."""
 MAX_IN_FLIGHT: Final = 900
-"""Entries sent and not acknowledged; the socket has room for more, so that it refuses none of them."""
+"""The most entries that are sent and not acknowledged; the socket has room for more, so it refuses none of them."""
 MAX_OUT_OF_ORDER: Final = 4096
-"""Entries that came before their turn, of one stream."""
+"""The most entries of one stream that are kept because they came before their turn."""
 VIEWER_MESSAGES_PER_S: Final = 1000.0
 NEW_STREAMS_PER_S: Final = 16.0
-"""Each stream is one of the job's handlers: a viewer that wants another one all the time has to wait."""
+"""Each stream is one of the job's handlers, so a viewer that keeps asking for another stream has to wait."""
 VERBS_PER_S: Final = 2.0
-"""The verbs that one key may send: each is recorded, whether it was allowed or not."""
+"""The verbs per second that one key may send: each is recorded, allowed or not."""
 VERBS_AT_ONCE: Final = 20.0
 MAX_ANSWERS: Final = 1 << 16
-"""Results of verbs that wait for room on the way to their viewers."""
+"""The most results of verbs that wait for room on the way to their viewers."""
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 CHUNK_BYTES: Final = 512 << 10
-"""The bytes of a snapshot in one message."""
+"""The most bytes of a snapshot in one message."""
 MAX_CHUNKS: Final = 4
-"""Chunks that are sent for one request."""
+"""The most chunks that are sent for one request."""
 MAX_SNAPSHOT_BYTES: Final = 64 << 20
-"""The limit of one snapshot, of all that wait at a source end, and of all that a viewer end fetches."""
+"""The most bytes of one snapshot, of all snapshots that wait at a source end, and of all that a viewer end fetches."""
 MAX_SOURCES_BYTES: Final = 32 << 20
-"""The limit of one producer's snapshot, which lists the sources behind it; enough for 60,000 of them."""
+"""The most bytes of one producer's snapshot, which lists the sources behind it; enough for 60,000 of them."""
 DISTRUSTED_SNAPSHOT_BYTES: Final = 1 << 20
-"""Of the snapshot of a producer that announced one before and did not send it."""
+"""The same for a producer that announced a snapshot before and did not send it."""
 SNAPSHOT_WITHIN_S: Final = 30.0
-"""In which a snapshot is to be fetched; then its room is given back."""
+"""The time in which a snapshot must be fetched; then its room is released."""
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 MAX_SOURCES: Final = 1 << 18
 MAX_SOURCES_OF_ONE: Final = 1 << 15
-"""Sources behind one producer: a rank and its workers, or all ranks of a forwarder."""
+"""The most sources behind one producer: a rank and its workers, or all ranks of a forwarder."""
 MAX_UNHEARD_SOURCES: Final = 1024
-"""Sources of which nothing but losses has come."""
+"""The most sources of which only losses have been reported."""
 EVENTS_PER_SOURCE: Final = 200
-"""The events that a new source is charged as, to its producer: it is a file, and a line in every snapshot."""
+"""
+The number of events at which a new source is charged to its producer: it costs a file, and a line in every snapshot.
+"""
 MAX_OPEN_SPANS_BYTES: Final = 4 << 10
-"""The limit of the open spans of a heartbeat, which are kept for the case that the source falls silent."""
+"""The most bytes of the open spans of a heartbeat, which are kept in case the source falls silent."""
 
 # --- what one producer may use ----------------------------------------------------------------------------------------
 
 BURST_S: Final = 4.0
-"""The burst that is allowed, in seconds of the allowance: a rank's ring is sent at once when the network is back."""
+"""The largest burst, in seconds of the allowance: a rank sends its whole ring when the network is back."""
 _USUAL_S_PER_EVENT: Final = 50e-6
 _USUAL_S_PER_BYTE: Final = 50e-9
-"""Processor time that a message may take for nothing: several times what decoding and a collector's models need."""
+"""The processor time per byte that a message may take without a charge: several times the usual."""
 
 
 @attrs.frozen
@@ -145,31 +150,32 @@ class PeerLimits:
     size_bytes: float = float(32 << 20)
     messages: float = 2_000.0
     extra_cpu_s: float = 0.1
-    """Processor time beyond what messages of their size and number of events take."""
+    """Processor time beyond the usual for messages of their size and number of events."""
 
     def times(self, volume: float, messages: float, extra_cpu: float) -> PeerLimits:
-        """Return limits so many times as large."""
+        """Return limits that are larger by this factor."""
         return PeerLimits(
             self.events * volume, self.size_bytes * volume, self.messages * messages, self.extra_cpu_s * extra_cpu
         )
 
 
 SETTLED_AFTER_S: Final = 3.0
-"""A producer that is still heard so long after it greeted has an allowance of its own."""
+"""A producer that still sends so long after its greeting gets an allowance of its own."""
 
 
 def limits_of_newcomers(limits: PeerLimits) -> PeerLimits:
     """
-    Return what those of one address share who have not settled: as many messages as one producer of *limits*.
+    Return the limits that all new producers of one address share: as many messages as *limits* allow one producer.
 
-    And eight times its events and bytes, as the ranks of a node come back with full rings at the same moment.
+    They have eight times its events and bytes, because the ranks of a node come back with full rings at the same
+    moment.
     """
     return limits.times(8, 1, 1)
 
 
 def limits_of_address(limits: PeerLimits) -> PeerLimits:
     """
-    Return what all of one address may use together.
+    Return the limits of all producers of one address together.
 
     Thousands of ranks behind one address send a few messages a second each.
     """
@@ -183,7 +189,7 @@ class TokenBucket:
 
     Args:
         per_s: Tokens that come in each second.
-        burst: Tokens that there are at most, and in the beginning.
+        burst: The most tokens, and their number at the beginning.
     """
 
     per_s: float
@@ -211,9 +217,9 @@ class PeerBuckets:
     The rest of one producer's allowance. It fills with time, and may fall below zero; then nothing is admitted.
 
     Args:
-        limits: What it fills with.
+        limits: The limits, by which it fills.
         now_s: The time now, by any clock that only goes forward.
-        within: An allowance that it shares with others, out of which everything is taken as well.
+        within: An allowance shared with others, from which everything is taken as well.
     """
 
     _limits: PeerLimits
@@ -225,7 +231,7 @@ class PeerBuckets:
     _extra_cpu_s: float = attrs.field(init=False)
     charged_events: float = attrs.field(default=0.0, init=False)
     cut_messages: int = attrs.field(default=0, init=False)
-    """Not admitted so far."""
+    """Messages that were not admitted so far."""
     cut_bytes: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -235,7 +241,7 @@ class PeerBuckets:
         self._extra_cpu_s = self._limits.extra_cpu_s * BURST_S
 
     def admit(self, size_bytes: int, now_s: float) -> bool:
-        """Take a message of *size_bytes* out of the allowance; False, and counted, if there is nothing left."""
+        """Charge a message of *size_bytes* to the allowance; if nothing is left, count the message and return False."""
         if self._is_spent(now_s) or (self.within is not None and not self.within.admit(size_bytes, now_s)):
             self.cut_messages += 1
             self.cut_bytes += size_bytes
@@ -245,21 +251,23 @@ class PeerBuckets:
         return True
 
     def charge(self, events: int) -> None:
-        """Take *events* that were found in an admitted message out of the allowance."""
+        """Charge the *events* of an admitted message to the allowance."""
         self._events -= events
         self.charged_events += events
         if self.within is not None:
             self.within.charge(events)
 
     def charge_cpu(self, spent_s: float, size_bytes: int, events: float) -> None:
-        """Take the processor time out of the allowance that a message cost beyond what is usual for its size."""
+        """Charge the processor time of a message beyond the usual for its size."""
         extra_s = spent_s - _USUAL_S_PER_EVENT * (1 + events) - _USUAL_S_PER_BYTE * size_bytes
         self._extra_cpu_s -= max(0.0, extra_s)
         if self.within is not None:
             self.within.charge_cpu(spent_s, size_bytes, events)
 
     def settle(self, within: PeerBuckets | None, now_s: float) -> None:
-        """Share from now on with those of *within*, and have what comes in a second: to come back brings no more."""
+        """
+        Share with *within* from now on, and begin with one second's allowance, so that reconnecting gains nothing.
+        """
         self._fill(now_s)
         self.within = within
         limits = self._limits
@@ -269,7 +277,7 @@ class PeerBuckets:
         self._extra_cpu_s = min(self._extra_cpu_s, limits.extra_cpu_s)
 
     def is_empty(self, now_s: float) -> bool:
-        """Return whether nothing would be admitted."""
+        """Return whether no message would be admitted now."""
         return self._is_spent(now_s) or (self.within is not None and self.within.is_empty(now_s))
 
     def _is_spent(self, now_s: float) -> bool:
@@ -294,10 +302,10 @@ SOURCE_END: Final = "source"
 VIEWER_END: Final = "viewer"
 
 OLDEST: Final = "*"
-"""As the stream to resume: all that is still here of what is asked for, from the oldest entry on."""
+"""In place of the stream to resume: all entries that are still here, from the oldest on."""
 
 VERBS: Final = ("status", "priority", "sample", "pause", "resume", "flush")
-"""All that can be asked of a job from outside; nothing else is understood."""
+"""The verbs that a job accepts from outside; it accepts no others."""
 
 
 def _is_text(value: Any) -> bool:
@@ -325,7 +333,7 @@ class Message:
 
     kind: ClassVar[int]
     has_body: ClassVar[bool] = False
-    """Whether its last field is a part of its own."""
+    """Whether its last field is sent as a second part."""
     max_head_bytes: ClassVar[int] = MAX_HEAD_BYTES
 
 
@@ -359,18 +367,18 @@ class Welcome(Message):
 
 @attrs.frozen
 class Reset(Message):
-    """To a peer that is not known here: begin again with `Hello`."""
+    """The answer to an unknown peer: begin again with `Hello`."""
 
     kind = 3
 
 
 @attrs.frozen
 class Refused(Message):
-    """Something that was asked for is not done."""
+    """A request was refused."""
 
     kind = 4
     request: Whole
-    """The number of what was asked; 0 for none."""
+    """The number of the request; 0 for none."""
     code: Text
     """``version``, ``busy``, ``malformed``, ``forbidden`` or ``unsupported``; only ``busy`` may be asked again."""
     text: Text
@@ -389,7 +397,7 @@ class Bye(Message):
 
 @attrs.frozen
 class Ping(Message):
-    """Asked by either end, once a second by a viewer's."""
+    """A question to the other end; a viewer end sends it once a second."""
 
     kind = 6
     sent_ns: Number
@@ -408,12 +416,12 @@ class Pong(Message):
 
 @attrs.frozen
 class Beat(Message):
-    """From a source end once a second: where the stream stands, also when nothing is in it."""
+    """From a source end once a second: the position of its stream, also while the stream is empty."""
 
     kind = 8
     stream: Text
     next_index: Whole
-    """The index of the next entry that this peer will be sent: a viewer that has fewer has lost some."""
+    """The index of the next entry that this peer will get: a viewer with fewer entries has lost some."""
     before: Whole
     """Events in all entries before that one."""
     status: Table
@@ -425,7 +433,9 @@ class Beat(Message):
 
 @attrs.frozen
 class Subscribe(Message):
-    """From a viewer end: let me have this; repeated until `Subscribed` or `Refused`. Replaces what was asked before."""
+    """
+    From a viewer end: a request for events, repeated until `Subscribed` or `Refused`. It replaces the previous request.
+    """
 
     kind = 9
     request: Whole
@@ -454,7 +464,7 @@ class Subscribed(Message):
     next_index: Whole
     before: Whole
     resumed: Flag
-    """Whether it goes on where *resume_index* was; then there is no snapshot."""
+    """Whether the stream continues at *resume_index*; then there is no snapshot."""
     window_bytes: Whole
     snapshot_bytes: Whole
     snapshot_chunks: Whole
@@ -462,7 +472,7 @@ class Subscribed(Message):
 
 @attrs.frozen
 class Fetch(Message):
-    """From a viewer end: send me these chunks of the snapshot, at most 4; repeated if they do not come."""
+    """From a viewer end: a request for at most 4 chunks of the snapshot, repeated if they do not come."""
 
     kind = 11
     request: Whole
@@ -493,7 +503,7 @@ class FrameEntry(Message):
     has_body = True
     stream: Text
     index: Whole
-    """Entries before it: without a hole, whatever the sources' own numbers are."""
+    """The number of entries before it; it has no holes, whatever the sources' own numbers are."""
     before: Whole
     """Events in all entries before it."""
     events: Whole
@@ -518,19 +528,21 @@ class LossEntry(Message):
 
 @attrs.frozen
 class Skipped(Message):
-    """Entries from *index* to before *next_index* are no longer here: this peer was too slow, or away too long."""
+    """
+    Entries from *index* up to before *next_index* are no longer here: this peer was too slow, or away too long.
+    """
 
     kind = 15
     stream: Text
     index: Whole
     next_index: Whole
     before: Whole
-    """Events in all entries before *next_index*; less those before *index*, what was skipped."""
+    """Events in all entries before *next_index*; the difference to those before *index* were skipped."""
 
 
 @attrs.frozen
 class Ack(Message):
-    """From a viewer end: everything below *next_index* was taken."""
+    """From a viewer end: everything below *next_index* was received."""
 
     kind = 16
     stream: Text
@@ -539,7 +551,7 @@ class Ack(Message):
 
 @attrs.frozen
 class ReplayRequest(Message):
-    """From a viewer end: *next_index* is due and has not come; send from there again."""
+    """From a viewer end: entry *next_index* is missing; a request to send again from there."""
 
     kind = 17
     stream: Text
@@ -554,7 +566,7 @@ class Verb(Message):
     """A request to do something. Accepted only where control is allowed."""
 
     kind = 18
-    max_head_bytes = MAX_VERB_BYTES  # who asks what is recorded by each job that it reaches
+    max_head_bytes = MAX_VERB_BYTES  # each job that it reaches records who asked what
     request: Whole
     verb: Text
     """One of `VERBS`."""
@@ -606,7 +618,7 @@ def encode(message: Message) -> list[bytes]:
 
 def decode(parts: Sequence[bytes]) -> Message:
     """
-    Return the message that *parts* are.
+    Decode a message from its *parts*.
 
     Raises:
         DecodeError: if they are none; they may come from anybody.
@@ -637,7 +649,7 @@ def decode(parts: Sequence[bytes]) -> Message:
 
 
 ALWAYS: Final = (SourceStarted.wire_name, SourceEnded.wire_name)
-"""In every stream, asked for or not: they say whose events these are, and that there will be no more."""
+"""Types in every stream, asked for or not: they name the source of the events and the end of the stream."""
 
 
 @attrs.frozen
@@ -645,7 +657,7 @@ class Filter:
     """The events that a viewer wants; equal filters are served by one stream."""
 
     names: tuple[str, ...] = (EVERYTHING,)
-    """Wire names and globs; a name also means what is derived from it."""
+    """Wire names and globs; a name includes the types derived from it."""
     min_priority: int = int(Priority.PROFILE)
     """The lowest level."""
     rule_bytes: bytes = b""
@@ -663,7 +675,7 @@ class Filter:
 
     @property
     def is_open(self) -> bool:
-        """Whether it lets everything through."""
+        """Whether it admits every event."""
         return EVERYTHING in self.names and self.min_priority <= int(Priority.PROFILE) and not self.rule_bytes
 
     @classmethod
@@ -703,8 +715,8 @@ class Filter:
         return cls.from_wire(names, int(checked_priority(min_priority)), rule)
 
     def admits(self, event: Event) -> bool:
-        """Return whether *event* was asked for, as far as its type says; the rule apart."""
-        # The level of a type that is not known here is known where it came from, and was asked about there.
+        """Return whether *event* was asked for by its type and priority; the rule is not applied."""
+        # The priority of a type that is not known here was checked where the event came from.
         if event.priority < self.min_priority and not isinstance(event, UnknownEvent):
             return False
         return SelectedTypes((), self.names).has(event)
@@ -720,7 +732,7 @@ class SourcePosition:
 
     source: Source
     next_seq: int
-    """The number of its first event that is in no state."""
+    """The number of its first event that is not in the states."""
     dropped: int
     """Its events that never got a number."""
 
@@ -737,7 +749,7 @@ class Snapshot:
 
 
 def model_name(model: object) -> str:
-    """Return the name under which a model's state is dumped and asked for: its class's, wherever that lies."""
+    """Return the name under which a model's state is dumped and asked for: that of its class, without the module."""
     return type(model).__qualname__
 
 
@@ -747,11 +759,11 @@ def names_of(model: object) -> tuple[str, ...]:
 
 
 _log_of_states: Final = RateLimitedLog()
-"""Rate-limited: events of ranks can make a state that cannot be sent, and each new viewer asks for it."""
+"""Rate-limited, because events of ranks can cause a state that cannot be sent, and each new viewer asks for it."""
 
 
 def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the states of those of *models* that are named; of several of one name the first's."""
+    """Return the states of the named *models*; of several with one name, that of the first."""
     wanted = set(names)
     states: dict[str, Any] = {}
     for model in models:
@@ -759,7 +771,7 @@ def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         if asked and callable(getattr(model, "dump", None)):
             try:
                 states.update(dict.fromkeys(asked, model.dump()))
-            except Exception as error:  # one model that fails must not take the others' states with it
+            except Exception as error:  # a model that fails must not affect the others' states
                 _log_of_states.complain("the state of %s could not be dumped: %s", model_name(model), described(error))
     return states
 
