@@ -71,31 +71,31 @@ from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pac
 from trackside.wire._sequence import MAX_COUNT, MAX_HOLES, count_of
 
 GRACE_S: Final = 10.0
-"""The time that a source known from the log alone has to come back to a restarted collector."""
+"""The time in which a source that is known from the log alone must come back to a restarted collector."""
 FORWARDS: Final = "forwards"
-"""In the status of a beat: whether this end is a forwarder, whose sources are others."""
+"""The key, in the status of a beat, that says whether this end is a forwarder, whose sources are others."""
 QUIET: Final = "quiet"
-"""In a forwarder's: ids of sources that are alive and had nothing to send since the last beat."""
+"""The key, in a forwarder's status, of the ids of sources that are alive and sent nothing since the last beat."""
 SOURCE: Final = "source"
-"""In a status: the id of this end's own source."""
+"""The key, in a status, of the id of this end's own source."""
 _MAIN_THREAD: Final = "MainThread"
 _COLLECTOR: Final = "collector"
 
 
 @attrs.define(eq=False)
 class SourceState:
-    """One source."""
+    """The state of one source."""
 
     source: Source
     heard_s: float
     tracker: SequenceTracker = attrs.field(factory=SequenceTracker)
     """The numbers that came, those that are missing, and those that came twice."""
     events: int = 0
-    """That came, each once."""
+    """Its events that came, each counted once."""
     dropped: int = 0
-    """Events that it gave up before they had a number."""
+    """Its events that were dropped before they had a number."""
     producer: Producer | None = None
-    """The peer through which it was heard last; None if it is known from the log alone."""
+    """The peer over which it was received last; None if it is known from the log alone."""
     silent_s: float | None = None
     """The time when it was found silent; None while it is not."""
     signs: LifeSigns = attrs.field(factory=LifeSigns)
@@ -106,7 +106,7 @@ class SourceState:
     open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
 
     def admit(self, frame: Frame) -> list[Event]:
-        """Return the events of *frame* that did not come before, and learn from them."""
+        """Return the events of *frame* that did not come before, and update the state from them."""
         self.source = frame.source
         self.dropped = min(sum(frame.dropped.values()), MAX_COUNT)
         events = self.tracker.admit(frame)
@@ -119,7 +119,7 @@ class SourceState:
         return events
 
     def dump(self) -> dict[str, Any]:
-        """Return it as plain data, but for the peer through which it was heard."""
+        """Return it as plain data, without the producer."""
         tracker = self.tracker
         return {
             "source": self.source.to_wire(),
@@ -164,7 +164,7 @@ class SourceState:
 
     @property
     def ended(self) -> str | None:
-        """The reason of its end, as it gave it; None if it did not."""
+        """The reason of its end, as it reported it; None if it did not."""
         return self.signs.end_reason
 
     @property
@@ -188,12 +188,12 @@ def _bounded(open_spans: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 class SourceRegistry:
     """
-    The states, by source id, and who of them has fallen silent.
+    The states of all sources by id, and which of them have fallen silent.
 
     Args:
-        silent_after_s: How long a state that did not end may be unheard; as `liveness` says unless given.
-        unasked_interval_s: How often a source is heard of that sends no heartbeats, in seconds; by default as
-            connections are. None where there is no connection to it.
+        silent_after_s: The time after which a source without news is silent; by default as `liveness` says.
+        unasked_interval_s: The time between two signs of a source that sends no heartbeats, in seconds; by default the
+        interval of beats. None if there is no connection to it.
     """
 
     def __init__(self, silent_after_s: float | None = None, *, unasked_interval_s: float | None = BEAT_S) -> None:
@@ -204,14 +204,14 @@ class SourceRegistry:
         self._unasked_interval_ns = None if unasked_interval_s is None else round(unasked_interval_s * 1e9)
 
     def state_of(self, source: Source, now_s: float) -> SourceState:
-        """Return the state that is *source*, a new one if it was not known."""
+        """Return the state of *source*, a new one if it is unknown."""
         state = self.states.get(source.id)
         if state is None:
             state = self.states[source.id] = SourceState(source, now_s)
         return state
 
     def hear(self, state: SourceState, now_s: float) -> RankSpokeAgain | None:
-        """Note that *state* was heard of; return what there is to say of it."""
+        """Note a sign of life of *state*; return the event to publish about it."""
         silent_s, heard_s = state.silent_s, state.heard_s
         state.heard_s = max(state.heard_s, now_s)
         state.silent_s = None
@@ -231,21 +231,23 @@ class SourceRegistry:
         )
 
     def hear_all(self, names: Iterable[str], now_s: float) -> Iterator[RankSpokeAgain]:
-        """Note that those of *names* that are known were heard of; yield what there is to say of it."""
+        """Note a sign of life of the known sources among *names*; yield the events to publish about them."""
         for name in names:
             state = self.states.get(name)
             if state is not None and (said := self.hear(state, now_s)) is not None:
                 yield said
 
     def is_gone(self, state: SourceState, now_s: float) -> bool:
-        """Return whether *state* is silent for as long as a process is taken for dead, or since its log was read."""
+        """
+        Return whether *state* has been silent so long that the process counts as dead, or ever since its log was read.
+        """
         interval_ns = state.signs.heartbeat_interval_ns or round(BEAT_S * 1e9)
         is_dead = state.producer is None or now_s - state.heard_s > died_after_ns(interval_ns) / 1e9
         return state.silent_s is not None and is_dead
 
     def silent(self, now_s: float, now_ns: int) -> Iterator[RankFellSilent]:
         """
-        Yield what there is to say of each state that has just been silent for too long.
+        Yield an event for each source that has just become silent.
 
         Args:
             now_s: The time now, by the clock of `hear`.
@@ -282,11 +284,11 @@ class SourceRegistry:
 
     def alive_over(self, sources: Iterable[str], status: Mapping[str, Any]) -> list[str]:
         """
-        Return who is alive if something was heard over a connection.
+        Return the sources that are alive if something came over a connection.
 
         Args:
-            sources: Those whose entries came over it.
-            status: What the other end last said of itself. Behind a forwarder only those that it names are.
+            sources: The sources whose entries came over it.
+            status: The latest status of the other end. Behind a forwarder only the sources that it names are alive.
         """
         if not status.get(FORWARDS):
             return list(sources)
@@ -309,15 +311,15 @@ class SourceRegistry:
 
 
 COLLECTORS: Final = "collectors"
-"""The run id of collectors and forwarders: they belong to none of those they hear."""
+"""The run id of collectors and forwarders, which belong to none of the runs that they receive."""
 
 
 class OwnStream:
     """
-    Numbers and frames what a collector itself has to say; each event is a frame of its own, because there are few.
+    Numbers and encodes the collector's own events, each in a frame of its own, because there are few.
 
     Args:
-        source: Who it is.
+        source: The identity of the stream's source.
         deliver: Called with each event, its frame, and its number.
     """
 
@@ -333,14 +335,14 @@ class OwnStream:
         self.publish(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
 
     def publish(self, event: Event) -> None:
-        """Say *event*."""
+        """Publish *event*."""
         if self._is_ended:
             return
         seq = self.next_seq
         try:
             schema, row = self._encoder.encode(event, 0)
             frame = encode_frame(self.source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row])
-        except Exception as error:  # it quotes what some peer sent
+        except Exception as error:  # it quotes a text that a peer sent
             self.invalid += 1
             self._trouble.complain("an event of %s cannot be recorded: %s", type(event).__name__, described(error))
             return
@@ -350,7 +352,7 @@ class OwnStream:
         self._deliver(event, frame, seq)
 
     def end(self, reason: str) -> None:
-        """Say the last: that the stream ends, and why."""
+        """Publish the last event: the end of the stream, with the reason."""
         self.publish(SourceEnded(reason=reason, span_id=0, step=-1))
         self._is_ended = True
 
@@ -358,7 +360,7 @@ class OwnStream:
 _EXCHANGES: Final = 16
 _BETTER: Final = 0.8
 _MOST_APART_NS: Final = 1 << 62
-"""A century and a half; more is no clock."""
+"""A century and a half; a larger difference comes from no clock."""
 
 
 @attrs.frozen
@@ -367,7 +369,7 @@ class Offset:
 
     offset_ns: int
     uncertainty_ns: int
-    """The truth is within this of *offset_ns*, whatever the way there and back each took."""
+    """The true offset differs from *offset_ns* by at most this, whatever each way took."""
 
 
 class ClockEstimate:
@@ -375,7 +377,7 @@ class ClockEstimate:
     The offset of one peer's clock, from the quickest of the last sixteen exchanges.
 
     A reply that was quick leaves little room for error: the true offset differs from the estimate by at most half of
-    the round trip (D. L. Mills, RFC 5905, section 8). Older exchanges leave, because clocks drift.
+    the round trip (D. L. Mills, RFC 5905, section 8). Older exchanges are forgotten, because clocks drift.
     """
 
     def __init__(self) -> None:
@@ -386,7 +388,7 @@ class ClockEstimate:
 
     def add(self, sent_ns: int, received_ns: int, replied_ns: int, now_ns: int) -> None:
         """
-        Take one exchange into account.
+        Add one exchange.
 
         Args:
             sent_ns: When the question left, by this clock.
@@ -396,7 +398,7 @@ class ClockEstimate:
         """
         round_trip_ns = (now_ns - sent_ns) - (replied_ns - received_ns)
         if round_trip_ns < 0 or replied_ns < received_ns or abs(received_ns - sent_ns) > _MOST_APART_NS:
-            return  # no clock can say so
+            return  # no clock can show that
         self.exchanges += 1
         self._is_fresh = True
         offset_ns = ((received_ns - sent_ns) + (replied_ns - now_ns)) // 2
@@ -408,7 +410,7 @@ class ClockEstimate:
         return min(self._recent, key=lambda one: one.uncertainty_ns, default=None)
 
     def news(self) -> Offset | None:
-        """Return the best estimate if it says something else than the last one returned: better, or moved."""
+        """Return the best estimate if it differs from the last one returned: it is better, or has moved."""
         if not self._is_fresh:
             return None
         self._is_fresh = False
@@ -427,7 +429,7 @@ class ClockEstimate:
 _ACK_BYTES: Final = 32 << 10
 _ACK_ENTRIES: Final = 128
 _HOLE_S: Final = 0.05
-"""The time that a hole is given to fill by itself: what was overtaken is still to come."""
+"""The time for which a hole is left to fill by itself: an entry that was overtaken will still come."""
 _ASK_AGAIN_S: Final = 0.5
 _FETCH: Final = 4
 
@@ -436,14 +438,14 @@ Entry: TypeAlias = "FrameEntry | LossEntry"
 
 @attrs.define
 class SnapshotBudget:
-    """The bytes that snapshots being fetched from all source ends of one viewer end may come to."""
+    """The budget of bytes for the snapshots that one viewer end fetches from all source ends."""
 
     one_bytes: int = MAX_SNAPSHOT_BYTES
     all_bytes: int = MAX_SNAPSHOT_BYTES
     reserved_bytes: int = 0
 
     def reserve(self, size_bytes: int, *, is_trusted: bool) -> bool:
-        """Set *size_bytes* apart; False if there is no room for them now, or not for this one."""
+        """Reserve *size_bytes*; False if there is no room for them now, or not for this producer."""
         most = self.one_bytes if is_trusted else min(self.one_bytes, DISTRUSTED_SNAPSHOT_BYTES)
         if size_bytes > most or self.reserved_bytes + size_bytes > self.all_bytes:
             return False
@@ -451,7 +453,7 @@ class SnapshotBudget:
         return True
 
     def release(self, size_bytes: int) -> None:
-        """Give *size_bytes* back."""
+        """Release *size_bytes*."""
         self.reserved_bytes -= size_bytes
 
 
@@ -460,13 +462,13 @@ class StreamConsumer:
     """
     The entries that one source end sends, each once and in order, whatever the connection does.
 
-    Does no input or output of its own: messages go in by `on`, out by *send*. For one thread.
+    It does no input or output of its own: `on` takes messages, and *send* sends them. For one thread.
 
     Args:
-        send: Sends a message to the source end; may fail to, everything is asked again.
-        deliver: Called with each entry in its turn, and the bytes of a snapshot of the sources before the first.
-        introduce: Given that snapshot.
-        window_bytes: What may be on its way and not acknowledged.
+        send: Sends a message to the source end; it may fail, because every request is repeated.
+        deliver: Called with each entry in its turn.
+        introduce: Called with the bytes of a snapshot of the sources, before the first entry.
+        window_bytes: The most bytes that may be on their way and not acknowledged.
         wanted: What to ask for.
         models: Whose states to ask for.
         budget: The budget of bytes for the snapshots.
@@ -485,19 +487,19 @@ class StreamConsumer:
     before: int = 0
     """Events in the entries before it."""
     skipped_events: int = 0
-    """Given up by the source end, as it said."""
+    """Events that the source end reported as skipped."""
     repeated: int = 0
     """Entries that came twice."""
     replays: int = 0
     """The number of times that entries had to be asked for again."""
     unfinished_snapshots: int = 0
-    """Announced, and not sent in time."""
+    """Snapshots that were announced and not sent in time."""
     is_subscribed: bool = False
     _request: int = 1
     _asked_s: float = -1e9
     _hole_s: float | None = None
     _seen: int = 0
-    """The index after the highest one known of."""
+    """The index after the highest known one."""
     _held: dict[int, tuple[Message, int]] = attrs.field(factory=dict)
     _held_bytes: int = 0
     _unacked_bytes: int = 0
@@ -512,18 +514,18 @@ class StreamConsumer:
 
     @property
     def is_introduced(self) -> bool:
-        """Whether it knows where the stream begins."""
+        """Whether the beginning of the stream is known."""
         return self.is_subscribed and self._chunks is None
 
     @property
     def is_restless(self) -> bool:
-        """Whether something was asked for and did not come yet."""
+        """Whether a request is not answered yet."""
         return not self.is_subscribed or self._chunks is not None or self._seen > self.due
 
     def restart(self) -> None:
-        """Begin the conversation again: the connection was made anew."""
+        """Begin the session again, because the connection is a new one."""
         if self._chunks is not None:
-            self._forget_stream(self._from_stream)  # it has no beginning without its snapshot
+            self._forget_stream(self._from_stream)  # the stream has no beginning without its snapshot
         self.close()
         self.is_subscribed = False
         self._asked_s = -1e9
@@ -535,18 +537,18 @@ class StreamConsumer:
         self._held_bytes = 0
 
     def close(self) -> None:
-        """Let go of what has come of a snapshot."""
+        """Release the parts of a snapshot that have come."""
         self._chunks = None
         self.budget.release(self._reserved_bytes)
         self._reserved_bytes = 0
 
     def refresh(self) -> None:
-        """Give up what is due, and begin anew with a snapshot of this moment."""
+        """Skip the entries that are due, and begin anew with a snapshot of this moment."""
         self._forget_stream("")
         self.restart()
 
     def tick(self, now_s: float) -> None:
-        """Ask for what has not come, if it is time to."""
+        """Repeat the requests that are due."""
         if not self.is_subscribed:
             self._subscribe(now_s)
         elif self._chunks is not None:
@@ -564,7 +566,7 @@ class StreamConsumer:
                 self.send(ReplayRequest(self.stream, self.due))
 
     def on(self, message: Message, size_bytes: int, now_s: float) -> None:
-        """Take a *message* of *size_bytes* into account; those of other kinds are passed over."""
+        """Process a *message* of *size_bytes*; messages of other kinds are ignored."""
         if isinstance(message, Subscribed):
             self._begin(message, now_s)
         elif isinstance(message, Chunk):
@@ -692,7 +694,7 @@ _ROUNDS_OF_MANY: Final = 20
 _FIRST_PINGS: Final = 16
 _FIRST_PING_S: Final = 0.1
 _MOST_FIRST_PINGS_PER_S: Final = 1000.0
-"""To all senders together: thousands that come at once are to be heard, rather than asked the time."""
+"""The most to all senders together: with thousands at once, their events come before the comparison of clocks."""
 _PING_S: Final = 5.0
 _LEAST_EXCHANGES: Final = 8
 _MOST_COMPARED: Final = 64
@@ -700,10 +702,10 @@ _MOST_COMPARED: Final = 64
 
 class Origin:
     """
-    An address from which producers connect, with one key if there are keys, and what all of them may use together.
+    An address from which producers connect (with one key, if there are keys), and their common allowance.
 
     Args:
-        limits: What one producer may use.
+        limits: The limits of one producer.
         now_s: The time now.
     """
 
@@ -718,7 +720,7 @@ class Origin:
 
 @attrs.define(eq=False)
 class Producer:
-    """A source end that sends here: a rank's, or a forwarder's with all of its node."""
+    """A source end that sends here: a rank's, or that of a forwarder with all ranks of its node."""
 
     address: bytes
     id: str
@@ -729,16 +731,16 @@ class Producer:
     buckets: PeerBuckets
     heard_s: float
     greeted_s: float = 0.0
-    """The time when it was first heard of."""
+    """The time of its first message."""
     is_settled: bool = False
     """Whether it has been there for long enough to have an allowance of its own."""
     clock: ClockEstimate = attrs.field(factory=ClockEstimate)
     sources: set[str] = attrs.field(factory=set)
-    """Ids of those who were heard over it."""
+    """The ids of the sources that were received over it."""
     status: dict[str, Any] = attrs.field(factory=dict)
-    """Its latest description of itself."""
+    """Its latest status."""
     is_known: bool = False
-    """Whether it has said anything of itself: only then is it clear whether others are behind it."""
+    """Whether it has sent a status: only then is it known whether other sources are behind it."""
     has_left: bool = False
     pinged_s: float = -1e9
     pings: int = 0
@@ -746,7 +748,7 @@ class Producer:
     cut_reported_s: float = -1e9
     cut_since_ns: int = 0
     origin: Origin | None = None
-    """Among whose producers it counts."""
+    """The origin to which it belongs."""
 
     @property
     def name(self) -> str:
@@ -758,7 +760,7 @@ def clock_news(producer: Producer) -> Iterator[ClockCompared]:
     """Yield the latest comparison of the clock of *producer*, for each of its sources, if it is new."""
     named = producer.status.get(SOURCE) if producer.status.get(FORWARDS) else None
     names = [named] if isinstance(named, str) else sorted(producer.sources)[:_MOST_COMPARED]
-    # An offset is published once: not before its source is known.
+    # An offset is published once, so not before its source is known.
     if not producer.is_known or producer.clock.exchanges < _LEAST_EXCHANGES or not names:
         return
     news = producer.clock.news()
@@ -779,28 +781,28 @@ class Listener(Protocol):
     """The interface that a receiver reports to."""
 
     def on_entry(self, producer: Producer, entry: Entry) -> object:
-        """Take the next entry of *producer*; entries come in order, each once."""
+        """Process the next entry of *producer*; entries come in order, each once."""
 
     def on_introduction(self, producer: Producer, snapshot: bytes) -> object:
-        """Learn from a *snapshot* who the sources are."""
+        """Read the identities of the sources from a *snapshot*."""
 
     def on_heard(self, producer: Producer, message: Message | None) -> object:
-        """Learn that *producer* said something, so it is alive; None for what was not read."""
+        """Note that *producer* sent something, so it is alive; None if the message was not read."""
 
 
 class Receiver:
     """
-    Takes streams from any number of source ends; does no input or output of its own. For one thread.
+    Receives streams from any number of source ends; does no input or output of its own. For one thread.
 
     Args:
-        listener: What is called with everything that was heard.
+        listener: The object that is called with everything that was received.
         send: Sends to an address.
-        on_result: Takes what a producer answered to a verb.
-        limits: What each of them may use.
-        origin_of: Says from which address the message came that is being received.
+        on_result: Called with a producer's answer to a verb.
+        limits: The limits of each producer.
+        origin_of: Returns the address from which the message that is being received came.
         own_id: Of this end; random unless given.
         monotonic_s: The clock.
-        cpu_s: The processor time that this thread has used.
+        cpu_s: Returns the processor time that this thread has used.
     """
 
     def __init__(
@@ -838,7 +840,7 @@ class Receiver:
 
     def receive(self, messages: Iterable[tuple[bytes, Sequence[bytes], str]]) -> None:
         """
-        Take in *messages*.
+        Process *messages*.
 
         Args:
             messages: The address for an answer, the parts, and the role and fingerprint of the key of the connection,
@@ -852,7 +854,7 @@ class Receiver:
             buckets = producer.buckets if producer is not None else self._origin(user, now_s).newcomers
             if not buckets.admit(size, now_s):
                 self._cut(producer, size, now_s)
-                cpu_s = None  # what this took is not the next one's
+                cpu_s = None  # the time of this one must not be charged to the next
                 continue
             before_s = self._cpu_s() if cpu_s is None else cpu_s
             events = buckets.charged_events
@@ -861,7 +863,7 @@ class Receiver:
             except DecodeError:
                 self.counts["malformed"] += 1
             except Exception as error:
-                # Nothing that one sender says may end the thread that serves all of them.
+                # No message of one sender may end the thread that serves all of them.
                 self._sessions.note_failure(error)
                 if producer is not None:
                     self._forget(producer)
@@ -885,7 +887,7 @@ class Receiver:
         """Return the origin of the message that is being received."""
         name = (user, self._origin_of())
         if name not in self._origins and len(self._origins) >= MAX_PRODUCERS:
-            name = ("", "")  # who has very many addresses has not as many allowances
+            name = ("", "")  # many addresses must not give as many allowances
         origin = self._origins.get(name)
         if origin is None:
             origin = self._origins[name] = Origin(self._limits, now_s)
@@ -912,12 +914,12 @@ class Receiver:
     def _cut(self, producer: Producer | None, size: int, now_s: float) -> None:
         self.counts["cut"] += 1
         self.counts["cut_bytes"] += size
-        if producer is not None:  # it says too much, so it is alive
+        if producer is not None:  # it sends too much, so it is alive
             producer.heard_s = now_s
             self._listener.on_heard(producer, None)
 
     def tick(self) -> None:
-        """Do what is due by the clock, every 50 ms or so; each producer has its turn within a second."""
+        """Do what is due by the clock; to be called about every 50 ms. Each producer has its turn within a second."""
         now_s = self._now()
         gone, self._gone = self._gone, []
         for producer, address in gone:
@@ -933,7 +935,7 @@ class Receiver:
         restless, self._restless = self._restless, set()
         for producer in {*turn, *restless}:
             if self._by_id.get(producer.id) is not producer:
-                continue  # it was forgotten since; another one may have its name by now
+                continue  # it was forgotten meanwhile; another producer may have its address now
             if now_s - producer.heard_s > FORGET_AFTER_S:
                 self._forget(producer)
             elif not producer.has_left and not producer.buckets.is_empty(now_s):
@@ -948,12 +950,12 @@ class Receiver:
         }
 
     def command(self, verb: Verb, producer: Producer) -> bool:
-        """Pass *verb* on to *producer*; return whether it is on its way."""
+        """Pass *verb* on to *producer*; return whether it was sent."""
         is_here = self.producers.get(producer.address) is producer and not producer.has_left
         return is_here and self._post(producer.address, verb)
 
     def part(self, reason: str) -> None:
-        """Say goodbye to everybody."""
+        """Say goodbye to all producers."""
         for producer in list(self.producers.values()):
             self._post(producer.address, Bye(reason))
         self.producers.clear()
@@ -982,7 +984,7 @@ class Receiver:
                 producer.address = address
                 producer.clock = ClockEstimate()
                 producer.pings = 0
-            producer.consumer.restart()  # an end that greets has forgotten what was asked of it
+            producer.consumer.restart()  # an end that greets has forgotten earlier requests
         producer.heard_s = now_s
         producer.has_left = False
         self._by_id[other.id] = producer
@@ -991,7 +993,7 @@ class Receiver:
         self._restless.add(producer)
 
     def _new(self, address: bytes, other: Hello, user: str, here: Producer | None, now_s: float) -> Producer:
-        """Return a new producer, with the allowance of the one that was *here* on its connection."""
+        """Return a new producer, with the allowance of the earlier one, *here*, on the same connection."""
 
         def send(message: Message) -> None:
             self._post(producer.address, message)
@@ -1060,5 +1062,5 @@ class Receiver:
         if producer is not None and not producer.is_settled:
             self._gone.append(
                 (producer, address)
-            )  # of one that comes under ever new names nothing is kept; others may come back
+            )  # nothing is kept of a producer with ever new names; others may come back
         return outcome is Sent.QUEUED

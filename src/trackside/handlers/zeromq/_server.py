@@ -1,4 +1,4 @@
-"""The stream server: its viewers, what each subscribed to, and what each is sent."""
+"""The stream server: its viewers, their subscriptions and streams."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ from trackside.wire import pack
 RING_BYTES: Final = 8 << 20
 RING_S: Final = 30.0
 _ENTRY_EXTRA_BYTES: Final = 256
-"""About how many bytes an entry takes besides its frame."""
+"""The approximate bytes of an entry besides its frame."""
 _LATEST: Final = 1 / 8
 """The share of the budget that a viewer still gets after it was too slow: it is read before much more comes."""
 
@@ -235,7 +235,7 @@ class Stream:
     is_held: bool = False
     """Whether it is kept even without a viewer: a collector gets every event."""
     left_s: float | None = None
-    """Since when it has had no viewer; None while it has one."""
+    """The time since which it has had no viewer; None while it has one."""
     delivered: int = 0
     """Events that were acknowledged."""
     _settled: int = 0
@@ -262,7 +262,7 @@ class Stream:
         here, before = self.ring.position(index)
         before = before if here == index else self._settled
         self.acknowledge(before)
-        self._given_up.clear()  # whatever another viewer passed over is due again
+        self._given_up.clear()  # entries that another viewer skipped are due again
         return before
 
     def give_up(self, first: int, before: int) -> None:
@@ -283,7 +283,7 @@ class Stream:
 
 
 class ReadySnapshot(NamedTuple):
-    """A snapshot that was taken, and where the stream goes on from it."""
+    """A snapshot, and the position at which the stream continues from it."""
 
     data: bytes
     next_index: int
@@ -475,7 +475,7 @@ _MOST_STATUS_BYTES: Final = 48 << 10
 
 
 class StreamProvider(Protocol):
-    """The origin of a stream server's streams and snapshots."""
+    """The interface that gives a stream server its streams and snapshots."""
 
     def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
         """
@@ -497,12 +497,12 @@ class StreamServer:
     Serves any number of viewers; does no input or output of its own. For one thread, unless a method says otherwise.
 
     Args:
-        provider: Where streams and snapshots come from.
+        provider: The origin of streams and snapshots.
         send: Sends to an address, which is empty for a connection that this end made.
         own_id: The id of this end, constant while its streams exist; by default random.
         connects: Whether this end made the connection, and so says hello.
         wake: Wakes the thread; called on any thread.
-        budget: The limits on what the rings hold together.
+        budget: The limits of all rings together.
         most_viewers: The most viewers at once; more are refused.
         on_verb: Performs a `Verb` for an address and its user, and gives each `Result` to `answer`; None refuses all.
     """
@@ -642,7 +642,7 @@ class StreamServer:
         self._sessions.greet_again()
 
     def part(self, reason: str) -> None:
-        """Say goodbye to everybody and end every stream."""
+        """Say goodbye to all viewers and end every stream."""
         for viewer in list(self.viewers.values()):
             self._post(viewer.address, Bye(reason))
         self.viewers.clear()
@@ -854,7 +854,7 @@ _MAX_FILES: Final = 4096
 
 
 class EndpointFile:
-    """A file that says where a process can be watched; removed when it no longer can."""
+    """A file with the endpoint at which a process can be watched; removed when that ends."""
 
     def __init__(self, directory: Path, source: Source, endpoint: str) -> None:
         run = re.sub(r"[^A-Za-z0-9._-]+", "-", source.run_id)[:100].strip("-.") or "run"
@@ -911,7 +911,7 @@ _AT_ONCE: Final = 256
 
 
 class BarrierView(Protocol):
-    """The state of a bus at one place of its stream."""
+    """The state of a bus at one point of its stream."""
 
     source: Source | None
     next_seq: int
@@ -1119,7 +1119,7 @@ class Publisher(Closing):
 
     def close(self, timeout_s: float = 0.5) -> bool:
         """
-        Send what viewers still lack, say goodbye and stop; safe to call twice, and in a forked child.
+        Send viewers the rest, say goodbye and stop; safe to call twice, and in a forked child.
 
         Returns:
             Whether all viewers, or the collector, have acknowledged everything.
@@ -1138,7 +1138,7 @@ class Publisher(Closing):
 
     @property
     def is_watched(self) -> bool:
-        """Whether a viewer gets a stream now, and was heard in the last three seconds."""
+        """Whether a viewer gets a stream now, and sent something in the last three seconds."""
         heard_s = time.monotonic() - SILENT_AFTER_BEATS * BEAT_S
         return any(peer.is_live and peer.heard_s >= heard_s for peer in list(self.server.viewers.values()))
 

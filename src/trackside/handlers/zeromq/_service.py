@@ -24,12 +24,12 @@ _AT_ONCE: Final = 1024
 
 
 class Streams(Protocol):
-    """The streams that were received and are sent on."""
+    """The interface of the streams that were received and are sent on."""
 
     own: OwnStream
 
     def tick(self, producers: Collection[Producer]) -> None:
-        """Look at *producers*."""
+        """Process the state of *producers*."""
 
 
 class Service(Closing, ABC):
@@ -75,14 +75,14 @@ class Service(Closing, ABC):
         while not self._stop.is_set():
             try:
                 self.turn(_TICK_S)
-            except Exception as error:  # the other peers are still to be served
+            except Exception as error:  # the other peers must still be served
                 if is_from_signal_handler(error):
                     raise
                 trouble.complain("the %s goes on after an error: %s", type(self).__name__.lower(), described(error))
                 self._stop.wait(_TICK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for what comes, at most *timeout_s*, and deal with it."""
+        """Wait for messages, at most *timeout_s*, and process them."""
         more = self._server.pump() if self._server is not None else False
         wait_for(self._connections, 0.0 if more else timeout_s)
         self.receiver.receive(self._receiving.receive(_AT_ONCE))
@@ -121,7 +121,7 @@ class Service(Closing, ABC):
         return True
 
     def _drain(self, server: StreamServer, connection: Connection, within_s: float) -> None:
-        """Send viewers what they still lack, as far as they take it within *within_s*."""
+        """Send viewers the rest, as far as they accept it within *within_s*."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s and not server.is_drained:
             server.pump()

@@ -1,8 +1,8 @@
 """
 The session state machine: greeting, welcome, reset, ping, refusal and goodbye, for every kind of end.
 
-What an end does with a message is looked up in one table, by its role, by whether it has met the peer, and by the kind
-of the message. Everything that is not in the table is ignored and counted.
+One table gives the action upon a message: by the role of the end, by whether it has met the peer, and by the kind of
+the message. A message that is not in the table is ignored and counted.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Sent(enum.Enum):
 
     QUEUED = "queued"
     FULL = "full"
-    """There is no room now; it is not sent."""
+    """There is no room now; the message is not sent."""
     GONE = "gone"
     """The other end is not there."""
     INVALID = "invalid"
-    """It cannot be encoded, or not within the limits of a message."""
+    """The message cannot be encoded within the limits of a message."""
 
 
 Send: TypeAlias = Callable[[bytes, Sequence[bytes]], Sent]
@@ -88,22 +88,24 @@ class Role(enum.Enum):
         return SOURCE_END if self in {Role.SERVER, Role.PRODUCER} else VIEWER_END
 
     def admits(self, user: str) -> bool:
-        """Return whether a peer may speak at all that proved to be *user*, as ``rank:0123abcd``; empty without keys."""
+        """
+        Return whether a peer that proved to be *user*, such as ``rank:0123abcd``, may connect; empty without keys.
+        """
         return not user or user.partition(":")[0] in _KEYS.get(self, ())
 
 
 _KEYS: Final[Mapping[Role, Iterable[str]]] = {Role.SERVER: (VIEWER, CONTROL), Role.RECEIVER: (RANK,)}
-"""The roles whose keys an end admits. An end that connects knows its peer by the server's key, and sees no other."""
+"""The roles whose keys an end admits. An end that connects knows its peer by the server's key alone."""
 
 
 class State(enum.Enum):
     """The state of a session, as one end sees it."""
 
     UNMET = "unmet"
-    """They have not greeted each other, or it was forgotten."""
+    """They have not greeted each other, or the peer was forgotten."""
     MET = "met"
     OVER = "over"
-    """It refused, or left in good order."""
+    """The peer refused, or left in good order."""
 
 
 class Action(enum.Enum):
@@ -111,7 +113,7 @@ class Action(enum.Enum):
 
     IGNORE = "ignore"
     MEET = "meet"
-    """Take the greeting, or the answer to one's own."""
+    """Accept the greeting, or the answer to one's own greeting."""
     ASK_TO_GREET = "ask to greet"
     """Answer with `Reset`."""
     GREET_AGAIN = "greet again"
@@ -120,14 +122,14 @@ class Action(enum.Enum):
     NOTE_REFUSAL = "note refusal"
     PART = "part"
     DELIVER = "deliver"
-    """Hand it to the streams."""
+    """Pass the message to the streams."""
 
 
 _FROM_VIEWERS: Final = (Subscribe, Fetch, Ack, ReplayRequest, Verb)
 _FROM_SOURCES: Final = (Subscribed, Chunk, FrameEntry, LossEntry, Skipped, Beat, Result)
 
 _TABLE: Final[dict[tuple[Role, State], dict[type[Message], Action]]] = {
-    # A stranger that asks for something, or sends something, is asked to greet; one that answers is not answered.
+    # An unknown peer that requests or sends something is asked to greet; one that answers gets no answer.
     (Role.SERVER, State.UNMET): {
         Hello: Action.MEET,
         **dict.fromkeys((Ping, *_FROM_VIEWERS, *_FROM_SOURCES), Action.ASK_TO_GREET),
@@ -147,7 +149,7 @@ _TABLE: Final[dict[tuple[Role, State], dict[type[Message], Action]]] = {
         Refused: Action.NOTE_REFUSAL,
         Bye: Action.PART,
     },
-    # A source end takes what viewers say, a viewer end what sources say; whose end connected makes no difference.
+    # A source end accepts messages of viewers, a viewer end those of sources; which end connected makes no difference.
     (Role.SERVER, State.MET): {
         Hello: Action.MEET,
         Ping: Action.REPLY,
@@ -228,7 +230,7 @@ class Sessions(Generic[P]):
 
     def receive(self, address: bytes, parts: Sequence[bytes], user: str, received_ns: int) -> tuple[Action, Message]:
         """
-        Do with a message what belongs to the session; return what it was, and the message for the owner.
+        Do the session's part with a message; return its action, and the message for the owner.
 
         Raises:
             DecodeError: if the message is malformed.
@@ -259,7 +261,7 @@ class Sessions(Generic[P]):
             assert isinstance(message, Refused)  # by the table
             self._note_refusal(message)
         elif action is Action.PART:
-            # A job goes on offering its stream to a collector that left: it may be started again.
+            # A job keeps offering its stream to a collector that left, because it may be started again.
             self._state = State.UNMET if self.role is Role.PRODUCER else State.OVER
         elif action is Action.IGNORE:
             self.counts["unexpected"] += 1
