@@ -1,7 +1,7 @@
 """
-The peers' names over our parts.
+The names of other libraries over trackside's parts.
 
-Each package here is laid out as the library it stands for, so that a job changes its imports and nothing else.
+Each package here has the layout of the library that it replaces, so that a job changes its imports alone.
 """
 
 __all__: list[str] = []

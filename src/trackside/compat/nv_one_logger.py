@@ -39,7 +39,7 @@ _TYPED: Final[dict[str, type[Event]]] = {
     "one_logger_initialization": JobConfigured,
     "update_training_telemetry_config": TrainingConfigured,
 }
-"""One Logger's events that are events of ours."""
+"""One Logger's events that have an event of trackside's."""
 _SAVED: Final = "save_checkpoint_success"
 _KINDS: Final = {name: kind for kind, name in span_names.OF_ITERATION.items()} | {
     span_names.TESTING_ITERATION_ALIAS: "testing"
@@ -61,7 +61,7 @@ class TracksideExporterConfig:
 
 class TracksideExporter:
     """
-    An exporter for One Logger: its spans and events become ours, with their own times.
+    An exporter for One Logger: its spans and events become trackside's, with their own times.
 
     One Logger's metrics are kept as events of their spans; trackside's models compute their own. One Logger
     exports no single iterations by default: name them in its export customization to have steps, metrics and goodput.
@@ -85,7 +85,7 @@ class TracksideExporter:
             self._held = []
 
     def export_start(self, span: Any) -> None:
-        """Publish that *span* was opened, unless it is an iteration: then its end says all."""
+        """Publish that *span* was opened; an iteration is published at its end alone."""
         number = self._id(span)
         if str(span.name) not in _KINDS:
             self._log(
@@ -131,7 +131,7 @@ class TracksideExporter:
         )
 
     def export_event(self, event: Any, span: Any) -> None:
-        """Publish an *event* of *span*: as an event of ours where there is one, as a span event in any case."""
+        """Publish an *event* of *span* as a span event, and also as an event of trackside's if there is one."""
         name, attributes = str(event.name), _plain(event.attributes)
         at_ns, number = _ns(event), self._id(span)
         typed = _typed(name, attributes, at_ns, number)
@@ -171,7 +171,7 @@ class TracksideExporter:
 
     def _begin(self) -> None:
         """
-        Start the job as the source that One Logger's configuration says it is, and publish what was held.
+        Start the job as the source in One Logger's configuration, and publish the events that were held back.
 
         Raises:
             ConfigError: if the directory cannot be one.
@@ -189,7 +189,7 @@ class TracksideExporter:
                 self._bus.log(event)
 
     def _id(self, span: Any) -> int:
-        """Return our number of *span*."""
+        """Return trackside's id of *span*."""
         number = self._ids.get(span.id)
         if number is None:
             number = self._ids[span.id] = next_id()
@@ -235,7 +235,7 @@ def _table(entries: Iterable[str] | None) -> dict[str, Any] | None:
 
 
 def _typed(name: str, attributes: dict[str, Any], at_ns: int, span_id: int) -> Event | None:
-    """Return the event of ours that says the same, if there is one and nothing it needs is missing."""
+    """Return the equal event of trackside's, if there is one and nothing that it needs is missing."""
     place: dict[str, Any] = {"at_ns": at_ns, "span_id": span_id, "step": -1}
     try:
         if name == _SAVED:

@@ -27,7 +27,7 @@ from trackside.job import start
 _logger = logging.getLogger("trackside")
 
 _QUEUE: Final = "torchtitan.observability.structured_logger.structured_logging"
-"""The module of torchtitan's that queues records for its handlers, in versions that do."""
+"""The module of torchtitan that queues records for its handlers, in some versions."""
 _FLUSH_S: Final = 2.0
 
 
@@ -53,7 +53,7 @@ def register_trackside_handler(
             return
     handler = TitanHandler()
     structured_logger.addHandler(handler)
-    # Called before what ends telemetry, which was registered earlier; torchtitan and logging end later than both.
+    # Called before the end of telemetry, which was registered earlier; torchtitan and logging end after both.
     atexit.register(_end, handler)
 
 
@@ -108,7 +108,7 @@ class TitanHandler(logging.Handler):
 def _record(record: logging.LogRecord) -> TitanRecord | None:
     name = getattr(record, "log_type_name", None)
     if not isinstance(name, str):
-        return None  # plain text that strayed into the structured logger
+        return None  # plain text in the structured logger
     # Records that a thread of torchtitan's hands over name the thread that logged them, and its step.
     logged_in = getattr(record, "logging_thread_state", None)
     step, value = getattr(record, "step", None), getattr(record, "value", None)

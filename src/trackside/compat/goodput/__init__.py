@@ -1,5 +1,5 @@
 """
-ml-goodput-measurement's names over our parts and local files, laid out as ``ml_goodput_measurement`` is.
+The names of ml-goodput-measurement over trackside's parts and local files, in the layout of ``ml_goodput_measurement``.
 
 A job that uses ``ml_goodput_measurement`` 0.2.3 replaces it by ``trackside.compat.goodput`` in its imports::
 

@@ -1,4 +1,4 @@
-"""The peer's calculators over our model."""
+"""The peer's calculators over trackside's model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trackside.handlers.models.goodput import PEER_NAMES, GoodputAccumulator, Go
 logger = logging.getLogger(__name__)
 
 Shares: TypeAlias = "dict[BadputType, Any]"
-"""By type; of CUSTOM_BADPUT_EVENTS a dictionary by the user's type, in capitals."""
+"""Shares by type; that of CUSTOM_BADPUT_EVENTS is a dictionary by the user's type, in capitals."""
 
 _BUCKETS: Final = {BadputType[name]: bucket for bucket, name in PEER_NAMES.items()}
 """Buckets that have another name here."""
@@ -34,12 +34,12 @@ class GoodputCalculator:
     """
     Computes what a job's time was spent on.
 
-    The figures are the model's: they add up, and differ from the peer's where those err. A question costs what came
-    since the last one, and may be asked from any thread.
+    The figures are the model's: they add up, and differ from the peer's where those are wrong. A call reads the records
+    since the last call; any thread may make it.
 
     Args:
         job_name: The job.
-        logger_name: Names nothing here: all files of the job are read.
+        logger_name: Ignored: all files of the job are read.
         cloud_logger: Has the records instead of files.
         using_pathways: Taken, and not used.
         max_logs_retention_period: Taken, and not used: all records count.
@@ -128,9 +128,9 @@ class GoodputCalculator:
         configured_ideal_step_time: float | None = None,
     ) -> tuple[float, Shares, int, float]:
         """
-        Return what `get_job_goodput` does, without the time in *exclusion_intervals*, and the seconds that were that.
+        Return the result of `get_job_goodput` without the time in *exclusion_intervals*, and the excluded seconds.
 
-        Intervals that are not in UTC or do not end after they begin are passed over, with a warning.
+        Intervals that are not in UTC or do not end after they begin are ignored, with a warning.
         """
         exclude = [
             (round(start * 1e6) * 1000, round(end * 1e6) * 1000)
@@ -142,7 +142,7 @@ class GoodputCalculator:
 
     def get_step_deviation(self, configured_ideal_step_time: float | None = None) -> dict[int, float]:
         """
-        Return by how many seconds each step's own time is off the ideal, up or down.
+        Return the deviation of each step's own time from the ideal, in seconds.
 
         Raises:
             ValueError: if no step is known.
@@ -177,7 +177,7 @@ class GoodputCalculator:
         Return the answer of this moment as trackside's event.
 
         Args:
-            ideal_s: What a step should take, in seconds.
+            ideal_s: The ideal step time, in seconds.
             windows_s: The lengths of rolling windows, in seconds.
             since_ns: Include the steps that ended since then; none unless given.
 
@@ -273,7 +273,7 @@ def _percent(result: GoodputResult) -> float:
 
 
 def _ns(when: datetime.datetime) -> int:
-    """Return *when* in ns since the epoch; one without a zone is in UTC, as the peer's must be."""
+    """Return *when* in ns since the epoch; a time without a zone is in UTC, as the peer requires."""
     if when.tzinfo is None:
         when = when.replace(tzinfo=datetime.timezone.utc)
     return round(when.timestamp() * 1e6) * 1000

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 10.0
 _UNKNOWN: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
-"""The fields that only the goodput uploader reports, as others send them."""
+"""The fields that only the goodput uploader reports, with the values that the other uploaders send."""
 
 
 class _Uploader:
@@ -37,7 +37,7 @@ class _Uploader:
         self._thread.start()
 
     def stop(self, *, is_final: bool, timeout_s: float | None) -> None:
-        """End it, after one more upload if *is_final*; give up waiting after *timeout_s*."""
+        """End it, after one more upload if *is_final*; wait at most *timeout_s*."""
         self._is_final = is_final
         self._is_over.set()
         self._thread.join(timeout_s)
@@ -53,7 +53,7 @@ class _Uploader:
     def _try(self) -> None:
         try:
             self._upload()
-        except Exception as error:  # the job must not notice, and the next time it may go well
+        except Exception as error:  # the job must not be affected, and the next upload may succeed
             logger.warning("%s went wrong this time: %s", self._name, error)
 
 
@@ -63,7 +63,7 @@ class UploadingMonitor:
 
     Args:
         job_name: The job.
-        logger_name: As the recorder's.
+        logger_name: The recorder's logger name.
         tensorboard_dir: The scalars are written to ``goodput`` below it.
         upload_interval: In seconds.
         monitoring_enabled: Whether this process monitors; if not, every method does nothing.
@@ -164,7 +164,7 @@ class UploadingMonitor:
             self._start("rolling window uploader", self._upload_s, self._upload_windows)
 
     def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Upload it once more and stop."""
+        """Upload the rolling windows once more and stop."""
         if self._is_on:
             self._stop("rolling window uploader", self._upload_windows, skip_final_flush)
 

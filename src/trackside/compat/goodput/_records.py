@@ -1,4 +1,4 @@
-"""A job's records in local files, where the peer has a log in the cloud."""
+"""A job's records in local files, in place of the peer's log in the cloud."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Log(Protocol):
         """Append a record."""
 
     def flush(self) -> None:
-        """Return when all that was appended can be read."""
+        """Return once all appended records can be read."""
 
 
 @event("trackside.compat.goodput.recorded", priority=ITERATION)
 class Recorded(Event):
-    """A record was made. Published by the recorder, for the file alone."""
+    """A record was made; the recorder publishes it for the file alone."""
 
     payload: dict[str, Any]
 
@@ -86,10 +86,10 @@ class _Lines:
 
 class WrittenLog(ABC):
     """
-    A log that takes records on a thread of its own: a write takes no longer than publishing an event.
+    A log that writes records on a thread of its own, so that a call takes no longer than publishing an event.
 
     Args:
-        job_name: The job; records of another are dropped, as the peer does.
+        job_name: The job; records of another job are dropped, as by the peer.
     """
 
     def __init__(self, job_name: str) -> None:
@@ -110,12 +110,12 @@ class WrittenLog(ABC):
         self._bus.log(Recorded(payload=entry))
 
     def flush(self) -> None:
-        """Return when all that was appended is written, or after 10 s."""
+        """Return once all appended records are written, or after 10 s."""
         if self._bus is not None:
             self._bus.flush(_FLUSH_S)
 
     def close(self) -> None:
-        """Write what is left and stop; so does the end of the process."""
+        """Write the remaining records and stop; the end of the process does so, too."""
         if self._bus is not None:
             self._bus.close(_FLUSH_S)
             self._bus = None
@@ -128,7 +128,7 @@ class LocalLog(WrittenLog):
     Args:
         job_name: Names the directory.
         logger_name: Names the files.
-        directory: Above the job's; what ``TRACKSIDE_GOODPUT_DIR`` names unless given, else ``goodput``.
+        directory: The directory of the job's directory; by default that in ``TRACKSIDE_GOODPUT_DIR``, else ``goodput``.
     """
 
     begins_again: bool = False
@@ -146,7 +146,7 @@ class LocalLog(WrittenLog):
         return _Lines(self.directory, self._name)
 
     def read_new(self) -> Iterator[Payload]:
-        """Yield the records that came since the last time: file by file, in the order of their first times."""
+        """Yield the records since the last call: file by file, in the order of their first times."""
         fresh = {path: self._fresh(path) for path in sorted(self.directory.glob(f"*{_SUFFIX}"))}
         for path, payloads in fresh.items():
             if payloads and path not in self._first_s:
@@ -162,7 +162,7 @@ class LocalLog(WrittenLog):
                 text = file.read()
         except OSError:  # it is tried again with the next question
             return []
-        whole = text[: text.rfind(b"\n") + 1]  # of a line that is being written, the rest is still to come
+        whole = text[: text.rfind(b"\n") + 1]  # the rest of an unfinished line will still come
         self._read_bytes[path] = start + len(whole)
         return [payload for line in whole.splitlines() if (payload := _payload(line)) is not None]
 
@@ -177,7 +177,7 @@ class ForeignLog:
         self._count = 0
 
     def read_new(self) -> Iterator[Payload]:
-        """Yield the records that came since the last time."""
+        """Yield the records since the last call."""
         payloads, _ = self._client.read_cloud_logging_entries()
         fresh, self._count = payloads[self._count :], len(payloads)
         yield from fresh
@@ -202,7 +202,7 @@ def _time(payload: Payload) -> float:
 
 
 def _safe(name: str) -> str:
-    """Return *name* as a file can be called."""
+    """Return *name* as a file name."""
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "_"
 
 
@@ -217,7 +217,7 @@ class GoodputRecorder:
         job_name: The job; a name that was used before continues that job.
         logger_name: Names the files.
         logging_enabled: Whether this process records; exactly one process of a job may.
-        cloud_logger: Takes the records instead of files.
+        cloud_logger: Stores the records, in place of files.
         background_grace_period_s: Accepted for compatibility, and ignored.
         background_batch_size: Accepted for compatibility, and ignored.
         background_max_latency_s: Accepted for compatibility, and ignored: records are in the file within 50 ms.
@@ -242,7 +242,7 @@ class GoodputRecorder:
             self._log = LocalLog(job_name, logger_name, directory) if cloud_logger is None else cloud_logger
 
     def flush(self) -> None:
-        """Return when what was recorded can be read."""
+        """Return once all records can be read."""
         if self._log is not None:
             self._log.flush()
 
@@ -288,13 +288,13 @@ class GoodputRecorder:
     def record_custom_badput_event_start_time(
         self, start_time: Time = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Record that something of the user's own begins to hold up the training."""
+        """Record that an event of the user's own begins to delay training."""
         self._record("custom_badput_event_start_time", start_time, custom_badput_event_type=custom_badput_event_type)
 
     def record_custom_badput_event_end_time(
         self, end_time: Time = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Record that what `record_custom_badput_event_start_time` began is over."""
+        """Record the end of what `record_custom_badput_event_start_time` began."""
         self._record("custom_badput_event_end_time", end_time, custom_badput_event_type=custom_badput_event_type)
 
     def _record(self, key: str, at: Time, **more: object) -> None:
@@ -305,7 +305,7 @@ class GoodputRecorder:
 
 
 class ElasticGoodputRecorder(GoodputRecorder):
-    """Records of a job that goes on with fewer slices, too."""
+    """Records of an elastic job, which continues with fewer slices."""
 
     def record_elastic_slice_counts(
         self, active_slices: int, total_slices: int, available_slices: int, timestamp: Time = None

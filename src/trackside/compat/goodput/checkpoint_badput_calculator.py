@@ -1,4 +1,4 @@
-"""The peer's module of what Orbax's saves and restores cost, step by step."""
+"""The peer's module for the cost of Orbax's saves and restores, step by step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RESTORES: Final = {OPERATION_TYPE_LOCAL: OPERATION_TYPE_EMERGENCY_RESTORE, OPER
 
 @dataclasses.dataclass
 class SaveCheckpointManagerVerticalStepStats:
-    """Seconds that saves took: of each part the five figures over the steps."""
+    """The seconds of saves: for each part, the five figures over the steps."""
 
     total_checkpoint_manager_blocking_time: float = 0.0
     average_checkpoint_manager_blocking_time: float = 0.0
@@ -60,7 +60,7 @@ class SaveCheckpointManagerVerticalStepStats:
 
 @dataclasses.dataclass
 class RestoreCheckpointManagerVerticalStepStats:
-    """Seconds that restores took: of each part the five figures over the steps."""
+    """The seconds of restores: for each part, the five figures over the steps."""
 
     total_checkpoint_manager_time: float = 0.0
     average_checkpoint_manager_time: float = 0.0
@@ -93,9 +93,9 @@ class CheckpointLoggerOptions:
 
 class CheckpointBadputCalculator:
     """
-    Computes what saves and restores cost, over the steps.
+    Computes the cost of saves and restores over the steps.
 
-    Several records of one step are hosts of one operation and count as their mean. A directory that begins with
+    Several records of one step come from the hosts of one operation; their mean counts. A directory that begins with
     ``gs://`` is persistent, any other one local.
     """
 

@@ -1,4 +1,4 @@
-"""The peer's module of stretches of time that are left out."""
+"""The peer's module for excluded intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Interval: TypeAlias = "tuple[datetime.datetime, datetime.datetime]"
 
 def normalize_intervals(intervals: Iterable[Interval]) -> list[tuple[float, float]]:
     """
-    Return *intervals* in seconds since the epoch, in order, those that touch or overlap as one.
+    Return *intervals* in seconds since the epoch, in order; those that touch or overlap are joined.
 
     Intervals that are not in UTC or do not end after they begin are left out, with a warning.
     """
@@ -28,7 +28,7 @@ def normalize_intervals(intervals: Iterable[Interval]) -> list[tuple[float, floa
 
 
 def get_exclusion_overlap(start: float, end: float, exclusions: Sequence[tuple[float, float]]) -> float:
-    """Return how many seconds of the stretch from *start* to *end* lie in *exclusions*, which do not overlap."""
+    """Return how many seconds between *start* and *end* lie in *exclusions*, which do not overlap."""
     return sum(max(0.0, min(end, last) - max(start, first)) for first, last in exclusions)
 
 

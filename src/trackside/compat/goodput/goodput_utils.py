@@ -18,20 +18,20 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class BadputType(enum.Enum):
-    """The cause of time that is not productive."""
+    """The cause of unproductive time."""
 
     TPU_INITIALIZATION = 1
     TRAINING_PREP = 2
     PROGRAM_STARTUP = 3
     DATA_LOADING_SYNC = 4
     DATA_LOADING_ASYNC = 5
-    """In the background: reported beside the others, part of no sum."""
+    """Loading in the background: reported beside the others, and part of no sum."""
     UNPRODUCTIVE_CHECKPOINT_SAVE_TIME = 6
     UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME = 7
     WASTED_PROGRESS_FROM_DISRUPTION = 8
     INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION = 9
     CUSTOM_BADPUT_EVENTS = 10
-    """Its value is a dictionary of type to time, and no number."""
+    """Its value is a dictionary of times by type, not a number."""
     OTHER = 11
     ELASTIC_SLICE_DOWN = 12
     ELASTIC_SCALE_UP = 13
@@ -106,7 +106,7 @@ class GCPOptions:
     """
     The metrics that a monitor sends to Google Cloud Monitoring, and their owner.
 
-    Values that are not given are asked of the machine, if it is one of Google's.
+    Missing values are read from the machine's metadata, if it is one of Google's.
     """
 
     project_id: str | None = None
@@ -119,7 +119,7 @@ class GCPOptions:
 
 
 _MIN_IDEAL_S: Final = 1.0
-"""The peer takes shorter steps for none."""
+"""The peer ignores shorter steps."""
 _RECENT, _BASELINE, _SPIKE = 100, 1000, 90
 
 
@@ -130,7 +130,7 @@ def get_timestamp_from_log_entry(entry: Mapping[str, Any]) -> datetime.datetime 
 
 
 def compute_percentile(values: Sequence[float], percentile: float) -> float:
-    """Return the percentile, from 0 to 100, between the two nearest values; 0.0 of none."""
+    """Return a percentile, from 0 to 100, interpolated between the two nearest values; 0.0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -140,7 +140,7 @@ def compute_percentile(values: Sequence[float], percentile: float) -> float:
 
 
 def compute_ideal_step_time(step_times: Sequence[float]) -> float | None:
-    """Return the mean of the steps, in seconds, but for slow ones and those below 1 s; None if none is left."""
+    """Return the mean of the steps, in seconds, without slow ones and those below 1 s; None if none is left."""
     long = [length for length in step_times if length >= _MIN_IDEAL_S]
     if not long:
         return None
@@ -157,7 +157,7 @@ def compute_step_deviation_from_baseline(
     spike_percentile: int = _SPIKE,
 ) -> float:
     """
-    Return by how many seconds the latest steps are off, beyond what those before them were.
+    Return by how many seconds the latest steps deviate more than the steps before them.
 
     Args:
         step_time_deviation: By step, in order, in seconds.
@@ -180,7 +180,7 @@ def compute_step_deviation_from_baseline(
 # --- what a machine of Google's says about itself ---------------------------------------------------------------------
 
 _METADATA_HOST: Final = "169.254.169.254"
-"""By its number: a name would be looked up for longer than the timeout where there is no such machine."""
+"""The address as a number: where there is no such machine, looking up a name would take longer than the timeout."""
 _METADATA_BYTES: Final = 4096
 _METADATA_S: Final = 1.0
 
@@ -203,7 +203,7 @@ MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Final = {
 
 def get_gcp_metadata(category: str, attribute: str, timeout: float = _METADATA_S) -> str | None:
     """
-    Return what the machine's metadata server says of itself; None after *timeout* seconds, or on another machine.
+    Return a value from the machine's metadata server; None after *timeout* seconds, or on another machine.
 
     ``GCE_METADATA_HOST`` names another server, as for Google's own libraries.
     """

@@ -18,7 +18,7 @@ with needing_extra("Google Cloud Logging", "google-cloud-logging"):
 
 RETENTION: Final = datetime.timedelta(days=7)
 _OVERLAP: Final = datetime.timedelta(minutes=1)
-"""The time before the latest record in which another one may have arrived that the service did not show yet."""
+"""Records up to this time before the latest one may have arrived late, and are read again."""
 _PAGE: Final = 1_000
 _BATCH: Final = 500
 _FINAL_ERRORS: Final = (exceptions.InvalidArgument, exceptions.NotFound)
@@ -29,9 +29,9 @@ class GoogleCloudLog(WrittenLog):
     """
     The records of one job in a log of Google Cloud: give it to a recorder, calculator or monitor as ``cloud_logger``.
 
-    A calculator anywhere reads what a recorder of ours or of the peer's wrote, and the peer's reads what ours wrote.
-    Writing takes no longer than publishing an event: a thread sends the records, and sends again what did not arrive,
-    which the service keeps once. Reading asks for what arrived since the last time, and raises the library's errors.
+    Calculators of trackside and of the peer read the records of both recorders.
+    Writing takes no longer than publishing an event: a thread sends the records, and repeats those that did not arrive;
+    the service keeps each once. Reading requests the records since the last call, and raises the library's errors.
 
     Args:
         job_name: The job.
@@ -107,7 +107,7 @@ class GoogleCloudLog(WrittenLog):
 
 
 class _Entries:
-    """Sends records to a log, with ids by which the service knows one that comes twice."""
+    """Sends records to a log, with ids by which the service detects duplicates."""
 
     runs_on = RunsOn.WORKER
 

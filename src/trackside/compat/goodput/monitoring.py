@@ -47,7 +47,7 @@ class GoodputMonitor(UploadingMonitor):
             only.append("step_deviation")
         if not only:
             return []
-        # If the project is not known, the machine is none of Google's, and need not be asked again.
+        # If the project is not known, the machine is none of Google's and has no metadata.
         project = options.project_id or get_gcp_project_id()
         location = project and (options.location or get_node_zone())
         if not project or not location:
@@ -58,7 +58,7 @@ class GoodputMonitor(UploadingMonitor):
             return []
         accelerator = options.acc_type or get_accelerator_type()
         try:
-            # One for each of the uploaders, whose updates would replace each other where they wait.
+            # One for each uploader, because waiting updates replace each other.
             return [
                 cloud.GoogleCloudMonitoringSink(
                     project,

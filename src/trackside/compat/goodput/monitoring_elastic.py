@@ -12,7 +12,7 @@ __all__ = ["ElasticGoodputMonitor"]
 
 
 class ElasticGoodputMonitor(GoodputMonitor):
-    """The same for an elastic job; *options* are `GoodputMonitor`'s other arguments."""
+    """`GoodputMonitor` for an elastic job; *options* are its other arguments."""
 
     _make_calculator = ElasticGoodputCalculator
 

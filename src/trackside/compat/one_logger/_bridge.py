@@ -48,7 +48,7 @@ from trackside.handlers.models import TrainingMetrics
 
 @event("trackside.one_logger.telemetry_data_error", priority=LIFECYCLE)
 class TelemetryFoundLacking(OurEvent):
-    """The job says that its telemetry lacks something. Published by a recorder's `telemetry_data_error`."""
+    """The job reports that its telemetry is incomplete; published by a recorder's `telemetry_data_error`."""
 
     message: str
     attributes: dict[str, Any] = attrs.field(factory=dict)
@@ -78,7 +78,7 @@ EVENTS: Final[dict[type[OurEvent], tuple[StrEnum, type[Attributes]]]] = {
     ProductiveWorkSaved: (Name.SAVE_CHECKPOINT_SUCCESS, known.SaveCheckpointSuccessEventAttributes),
     CheckpointMetricsUpdated: (Name.SYNC_CHECKPOINT_METRICS_UPDATE, known.SyncCheckpointMetricsUpdateAttributes),
 }
-"""By class of ours, One Logger's name of the event and the class of its attributes."""
+"""By trackside's class, One Logger's name of the event and the class of its attributes."""
 
 _ITERATIONS: Final = {**span_names.OF_ITERATION, "testing": span_names.TESTING_ITERATION_ALIAS}
 _THROUGHPUT: Final = frozenset(
@@ -109,11 +109,11 @@ class ExportHandler:
     """
     Feeds one exporter, on a thread of its own, from the events of this process or from recorded ones.
 
-    The metric updates come from a model of its own, so that each stands before the end of the span it belongs to.
+    The metric updates come from its own model, so that each comes before the end of its span.
 
     Args:
-        exporter: What to feed; it must be initialized.
-        is_exported: Whether spans of a name are exported, and all that belongs to them.
+        exporter: The exporter to feed; it must be initialized.
+        is_exported: Returns whether spans of a name are exported, with all that belongs to them.
     """
 
     runs_on = RunsOn.WORKER
@@ -142,7 +142,7 @@ class ExportHandler:
         Export what *event* records.
 
         Raises:
-            Exception: the first that the exporter raised; everything was tried.
+            Exception: the first exception of the exporter, after every call was made.
         """
         self._latest_ns = event.at_ns
         self._source_id = event.source.id
@@ -171,7 +171,7 @@ class ExportHandler:
             self._complain(event.message, event.attributes)
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002  an exporter has no time limit
-        """Stop what is open, the innermost first, and close the exporter."""
+        """Stop the open spans, the innermost first, and close the exporter."""
         for span in reversed(list(self._open.values())):
             self._stop(span, self._latest_ns)
         self._open.clear()
@@ -219,7 +219,7 @@ class ExportHandler:
             self._early.pop(event.span_id, None)
 
     def _whole(self, span: Span, at_ns: int, span_id: int, error: dict[str, str] | None) -> None:
-        """Export a span that is known only now that it is over, with its events."""
+        """Export a span that became known only at its end, with its events."""
         events = self._early.pop(span_id, [])
         if error is not None:
             events.append(_error(error, at_ns))
@@ -281,11 +281,11 @@ class ExportHandler:
             return
         span = self._open.get(event.span_id)
         if isinstance(event, ProductiveWorkSaved) and event.checkpoint_strategy == "async":
-            span = None  # the save's span is long over, or it should be
+            span = None  # the span of the save is over, or should be
         self._export_known(event, self._root() if span is None else span, event.at_ns)
 
     def _root(self) -> Span:
-        """Return the span of the application, also after it ended, or if there was none, a stand-in."""
+        """Return the span of the application, also after its end; if there was none, a stand-in."""
         if self._application is None:
             self._application = self._span(0, span_names.APPLICATION, self._latest_ns, 0, {})
         return self._application
@@ -306,7 +306,7 @@ class ExportHandler:
     def _export_event(self, event: Event, span: Span) -> None:
         if not self._is_exported(span.name_str):
             return
-        if span.active:  # what belongs to the application may come after its end
+        if span.active:  # events of the application may come after its end
             span.add_event(event)
         if isinstance(event, ErrorEvent):
             self._export(self.exporter.export_error, event, span)
@@ -326,7 +326,7 @@ class ExportHandler:
             self._has_exported = True
 
     def _complain(self, message: str, attributes: Mapping[str, Any] | None = None) -> None:
-        """Report to the exporter, once, that the telemetry is not whole."""
+        """Report to the exporter, once, that the telemetry is incomplete."""
         if self._has_complained:
             return
         self._has_complained = True
@@ -341,7 +341,9 @@ def _is_set(value: Any) -> bool:
 
 
 def _as_theirs(field: str, value: Any) -> Any:
-    """Return *value* as One Logger types it: a single tag is a text, a batch size and a count of operations whole."""
+    """
+    Return *value* with One Logger's type: a single tag is a text; a batch size and a count of operations are ints.
+    """
     if field == "perf_tag" and isinstance(value, (list, tuple)) and len(value) == 1:
         return value[0]
     if field in _WHOLE and isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""Configuration classes that take what One Logger's initialize, and say what they make of it."""
+"""Configuration classes with the arguments of One Logger's, and their conversion to trackside's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def initialize(settings: Any, given: Mapping[str, Any]) -> None:
     """
-    Initialize *settings* with *given*; a name that it does not know is passed over, with a word in the log.
+    Initialize *settings* with *given*; an unknown name is ignored, with a line in the log.
 
     Raises:
         OneLoggerError: if a field that is needed is missing, or one is not what it should be.
@@ -36,7 +36,7 @@ def initialize(settings: Any, given: Mapping[str, Any]) -> None:
     known = {name: value for name, value in given.items() if name in fields}
     try:
         settings.__attrs_init__(**known)
-    except ValueError as error:  # no member of an enum
+    except ValueError as error:  # not a member of the enum
         raise OneLoggerError(f"{type(settings).__name__}: {error}") from None
 
 
@@ -82,12 +82,12 @@ class Settings:
 
 
 def resolved(value: T | Callable[[], T]) -> T:
-    """Return *value*, or what it says if it is a function."""
+    """Return *value*, or its result if it is a function."""
     return value() if callable(value) else value
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both tables in one; *above* wins, and tables within them are merged alike."""
+    """Return both tables merged; *above* takes precedence, and tables within them are merged in the same way."""
     result = dict(below)
     for name, value in above.items():
         before = result.get(name)

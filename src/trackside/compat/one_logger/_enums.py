@@ -1,4 +1,4 @@
-"""Enums whose members are texts, also to those who print them."""
+"""Enums whose members are texts, also when they are printed."""
 
 from __future__ import annotations
 

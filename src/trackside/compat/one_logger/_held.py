@@ -1,4 +1,4 @@
-"""One Logger's span object over a span of ours, held by a job while it is open."""
+"""One Logger's span object over a span of trackside's, for a job to hold while it is open."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_EVENTS: Final = 64
 
 
 class HeldSpan(Span):
-    """A One Logger span over an open span of trackside: it delegates to that, and makes values only when asked."""
+    """A One Logger span that delegates to an open span of trackside's, and makes values only on request."""
 
     def __init__(self, live: OurSpan, parent_span: Span | None = None) -> None:
         self.live = live
@@ -65,7 +65,7 @@ class HeldSpan(Span):
 
     @property
     def events(self) -> list[Event]:  # type: ignore[override]  # an attribute there
-        """The start, and what was added by this object."""
+        """The start event, and the events added by this object."""
         begin = TracingTimestamp.of_ns(self.live.start_ns) if self.live.id else TracingTimestamp.now()
         return [Event(StandardEventName.SPAN_START, begin), *self._added]
 
@@ -108,7 +108,7 @@ class HeldSpan(Span):
 
 
 class Held:
-    """A span of ours as a context manager that gives One Logger's; a decorator too."""
+    """A span of trackside's as a context manager that returns One Logger's span; also a decorator."""
 
     __slots__ = ("_live",)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _KnownAttributes(Attributes):
-    """Attributes of a class that names them: each can be read as a property, and is None if it is not there."""
+    """Attributes with known names: each can be read as a property, which is None if it is missing."""
 
     REQUIRED: ClassVar[tuple[str, ...]] = ()
     OPTIONAL: ClassVar[tuple[str, ...]] = ()

@@ -1,5 +1,5 @@
 """
-NVRx's names for straggler detection over our parts.
+NVRx's names for straggler detection over trackside's parts.
 
 A job that uses ``nvidia_resiliency_ext.straggler`` 0.4.1 (or ``nvidia_resiliency_ext.attribution.straggler``) replaces
 it by ``trackside.compat.straggler`` in its imports. No GPU is required.

@@ -22,7 +22,7 @@ from trackside.instruments.torch import RankGroup
 
 
 class _Running:
-    """Everything between `Detector.initialize` and `Detector.shutdown`."""
+    """The state between `Detector.initialize` and `Detector.shutdown`."""
 
     def __init__(self, generator: ReportGenerator, *, profiling_interval: int, report_time_interval: float) -> None:
         self._generator = generator
@@ -51,7 +51,7 @@ class _Running:
         return largest_of(self._generator.joined())(value)
 
     def report(self) -> Report | None:
-        """Close the window, exchange what has to be exchanged, and score it."""
+        """Close the window, exchange it with other ranks if needed, and score it."""
         self._sections.flush_gpu()
         self._sections.step_ended(self._reports)
         self._reports += 1
@@ -106,7 +106,7 @@ class Detector:
         Args:
             scores_to_compute: ``relative_perf_scores``, ``individual_perf_scores``, both, or ``all``.
             gather_on_rank0: Whether rank 0 reports on all ranks, or each on itself.
-            profiling_interval: Every how many entries of a section one is timed.
+            profiling_interval: One in so many entries of a section is timed.
             report_time_interval: Seconds between reports, for `generate_report_if_interval_elapsed`.
             node_name: What to call this node; its host name unless given.
         """
@@ -125,7 +125,7 @@ class Detector:
 
     @classmethod
     def shutdown(cls) -> None:
-        """End, and restore what was wrapped; safe to call twice."""
+        """End, and restore the wrapped functions; safe to call twice."""
         running, cls._running = cls._running, None
         cls.initialized = False
         if running is not None:
@@ -160,7 +160,7 @@ class Detector:
 
     @classmethod
     def generate_report(cls) -> Report | None:
-        """Return a report on what was timed since the last one; every rank has to call it."""
+        """Return a report on the times since the last one; every rank has to call it."""
         if cls._running is None:
             raise AssertionError("the detector is not initialized")
         return cls._running.report()
@@ -176,7 +176,7 @@ class Detector:
 
     @classmethod
     def is_interval_elapsed(cls) -> bool:
-        """Return whether a report was due at the last such call, also where it was another rank's."""
+        """Return whether a report was due at the last such call, on this rank or on another one."""
         return cls._now().interval.is_interval_elapsed()
 
 
@@ -196,7 +196,7 @@ class CallableId(NamedCallable):
     ignored_args: Any = None
 
     def __str__(self) -> str:
-        # Not our way: the peer names a nested class by its last name alone.
+        # As the peer does: it names a nested class by its last name alone.
         if inspect.ismodule(self.obj):
             owner = self.obj.__name__
         elif inspect.isclass(self.obj):

@@ -28,12 +28,12 @@ class ReportIntervalTracker:
     current_iter: int = 0
     """Iterations so far."""
     iter_interval: int | None = None
-    """Every how many iterations a report is due; None until that is known."""
+    """The number of iterations between two reports; None until that is known."""
     prev_iter_start_time: float | None = None
     step_times: list[float] = attrs.field(factory=list)
     """The first steps, in seconds, until the interval is known."""
     profiling_interval: int = 1
-    """Reports more often than that would be empty."""
+    """The least number of iterations between reports: more frequent ones would be empty."""
     largest: Callable[[float], float] = attrs.field(default=_alone, kw_only=True)
     """Returns the largest value of all ranks; a collective where there are several."""
 
@@ -53,5 +53,5 @@ class ReportIntervalTracker:
             self.step_times.clear()
 
     def is_interval_elapsed(self) -> bool:
-        """Return whether the iteration that was counted last is one after which a report is due."""
+        """Return whether a report is due after the iteration that was counted last."""
         return self.iter_interval is not None and self.current_iter % self.iter_interval == 0

@@ -1,4 +1,4 @@
-"""The peer's module of numbers for names; ours sends names, and has the numbers for those who ask for them."""
+"""The peer's module for numbers of names; trackside sends names, and gives numbers only on request."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Report:
     gather_on_rank0: bool
     rank: int | None = None
     missing: Mapping[int, list[str]] = attrs.field(factory=dict)
-    """By rank, why scores are missing."""
+    """By rank, the reasons of missing scores."""
 
     def identify_stragglers(
         self,
@@ -93,7 +93,7 @@ def report_from(
     ours: ScoreReport, *, rank: int, gather_on_rank0: bool, seen: list[str], kinds: tuple[str, ...], elapsed_ms: float
 ) -> Report:
     """
-    Return *ours* as the peer's report.
+    Return trackside's report, *ours*, as the peer's.
 
     Args:
         ours: The window's scores.
@@ -101,7 +101,7 @@ def report_from(
         gather_on_rank0: Whether the report is on all ranks or on *rank* alone.
         seen: The sections of all windows so far, which a gathered report has for every rank.
         kinds: The kinds of scores that were asked for.
-        elapsed_ms: How long it took to make.
+        elapsed_ms: The time that the report took, in ms.
     """
     shown = ours.ranks if gather_on_rank0 else [rank]
     sections = ours.summaries.get("sections", {})
@@ -156,7 +156,7 @@ _GATHER_TIMEOUT_S: Final = 300.0
 
 class ReportGenerator:
     """
-    Scores what ranks took, window by window.
+    Scores the times of ranks, window by window.
 
     Args:
         scores_to_compute: ``relative_perf_scores``, ``individual_perf_scores``, or both.
@@ -192,8 +192,8 @@ class ReportGenerator:
         Return a report on one window; every rank has to call it.
 
         Args:
-            section_summaries: By name, what this rank's sections took, in milliseconds.
-            kernel_summaries: By name, what its kernels took, in microseconds.
+            section_summaries: By name, the times of this rank's sections, in milliseconds.
+            kernel_summaries: By name, the times of its kernels, in microseconds.
         """
         now_ns = clock.now_ns()
         common: dict[str, Any] = {
@@ -213,7 +213,7 @@ class ReportGenerator:
         """Return a report on the windows *mine*, which are this rank's of one window; every rank has to call it."""
         start_s = time.perf_counter()
         self._reports += 1
-        # Own scores need no other rank: then there is no communication at all.
+        # Individual scores need no other rank: then there is no communication.
         is_shared = self.gather_on_rank0 or "relative" in self._kinds
         group = self.joined() if is_shared else None
         source = self._source(group)
@@ -247,7 +247,7 @@ class ReportGenerator:
         return self._group
 
     def close(self) -> None:
-        """Let the group of ranks go."""
+        """Release the group of ranks."""
         group, self._group = self._group, None
         if group is not None:
             group.close()

@@ -27,7 +27,7 @@ _VALUES: Final = (str, int, float)
 
 
 class Aggregation(enum.IntEnum):
-    """The value that a `Stat` computes of a window."""
+    """The figures that a `Stat` computes of a window."""
 
     VALUE = 0
     """The last one."""
@@ -47,7 +47,7 @@ def _check_data(_event: object, _field: object, data: Any) -> None:
 @attrs.define
 class Event:
     """
-    An event, as torch.monitor's handlers get it.
+    An event as torch.monitor's handlers get it.
 
     Raises:
         TypeError: if *data* holds anything but texts, numbers and truth values.
@@ -70,7 +70,7 @@ def log_event(event: Event) -> None:
 
 
 def published_as(event: Event) -> Iterable[events.Event]:
-    """Return the events of ours that say what *event* does."""
+    """Return trackside's events for *event*."""
     at_ns = round(event.timestamp.timestamp() * 1e9)
     if event.name == STAT_EVENT:
         return windows_of(event.data, at_ns)
@@ -92,7 +92,7 @@ def register_event_handler(callback: Callable[[Event], object]) -> EventHandlerH
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Call the handler no more."""
+    """Remove the handler."""
     handler.close()
 
 
@@ -103,10 +103,10 @@ class Stat:
     A window ends with the first value after it, or with this object. `Stat.get` is of the last window that ended.
 
     Args:
-        name: What is measured.
-        aggregations: What to compute.
+        name: The name of the measured quantity.
+        aggregations: The figures to compute.
         window_size: The length of a window, in whole milliseconds.
-        max_samples: Values after which a window ends early; later ones in its time are left out.
+        max_samples: The number of values after which a window ends early; later values within its time are left out.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class _WaitCounter:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Record how long the block took."""
+        """Record the duration of the block."""
         began_ns = time.perf_counter_ns()
         try:
             yield

@@ -23,7 +23,7 @@ _INT64: Final = 1 << 63
 _MOST_SENT: Final = 65_536
 
 _sent: OrderedDict[int, Any] = OrderedDict()
-"""By identity, the events of ours that may come back: every handler there gets the same object."""
+"""By identity, trackside's events that may come back: every handler there gets the same object."""
 
 
 @event("torch.monitor.event", priority=ITERATION)
@@ -66,14 +66,14 @@ class TorchMonitorTap(Closing):
         self._handle: Any = self._monitor.register_event_handler(self._received.append)
         self._thread = threading.Thread(target=self._serve, name="trackside-torch-monitor", daemon=True)
         self._thread.start()
-        # torch crashes at the interpreter's end where a handler is registered still; daemon threads are met earlier.
+        # torch crashes at the interpreter's end if a handler is still registered.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # noqa: SLF001  before threads are joined
 
     def close(self) -> None:
         """Unregister, and publish what was received until now."""
         with self._closing:
             handle, self._handle = self._handle, None
-        if handle is None:  # to unregister twice ends the process
+        if handle is None:  # a second unregistration would abort the process
             return
         self._monitor.unregister_event_handler(handle)
         self._stop.set()
@@ -95,7 +95,7 @@ class TorchMonitorTap(Closing):
 
     def _events_of(self, received: Any) -> Iterator[Event]:
         if _sent.pop(id(received), None) is not None:
-            return  # it is an event of ours that came back
+            return  # it is an event of trackside's that came back
         data = dict(received.data)
         at_ns = round(received.timestamp.timestamp() * 1e9)
         if received.name != STAT_EVENT:
@@ -115,7 +115,7 @@ class TorchMonitorTap(Closing):
 
 class ToTorchMonitor:
     """
-    A handler that logs our events through ``torch.monitor``, on a thread of its own, for the handlers registered there.
+    A handler that logs trackside's events through ``torch.monitor``, for its handlers, on a thread of its own.
 
     An event's fields are its data, nested ones under dotted names; what torch.monitor has no type for is left out. A
     counter's window is an event of a stat, as ``torch.monitor.TensorboardEventHandler`` reads it.
@@ -137,7 +137,7 @@ class ToTorchMonitor:
             Exception: what a handler registered there raises.
         """
         if isinstance(event, TorchMonitorEvent):
-            return  # it came from there
+            return  # it came from torch.monitor
         when = datetime.datetime.fromtimestamp(event.at_ns / 1e9)  # noqa: DTZ006  torch.monitor wants it naive, and local
         name, data = name_and_data(event)
         sent = self._monitor.Event(name=name, timestamp=when, data=data)
@@ -171,7 +171,7 @@ def windows_of(data: Mapping[str, float], at_ns: int) -> Iterator[CounterWindow]
 
 
 def name_and_data(event: Event) -> tuple[str, dict[str, Any]]:
-    """Return the name and the data of the event of torch.monitor's that says what *event* does."""
+    """Return the name and the data of torch.monitor's event for *event*."""
     if isinstance(event, TorchMonitorEvent):
         return event.name, event.data
     if isinstance(event, CounterWindow):

@@ -21,9 +21,9 @@ class OneLoggerErrorHandlingStrategy(enum.Enum):
     """The treatment of an error in the use of telemetry."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
-    """It is raised into the application; the default where telemetry is on."""
+    """The error is raised in the application; the default if telemetry is on."""
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"
-    """It is reported to the exporters, and telemetry goes on as far as it can."""
+    """The error is reported to the exporters, and telemetry continues as far as possible."""
 
 
 @attrs.define(kw_only=True, init=False)
@@ -75,7 +75,7 @@ class OneLoggerConfig(Settings):
     error_handling_strategy: OneLoggerErrorHandlingStrategy | None = attrs.field(
         default=None, converter=attrs.converters.optional(OneLoggerErrorHandlingStrategy)
     )
-    """Unless given, errors are raised where telemetry is on, and not where it is off."""
+    """By default errors are raised if telemetry is on, and not if it is off."""
     enable_for_current_rank: bool = True
     logger_config: LoggerConfig | None = None
     summary_data_schema_version: str = "1.0.0"
@@ -106,7 +106,7 @@ class OneLoggerConfig(Settings):
 
     @property
     def is_baseline_run(self) -> bool:
-        """Whether others are compared with this run."""
+        """Whether other runs are compared with this one."""
         return resolved(self.is_baseline_run_or_fn)
 
     def to_trackside(self) -> JobConfig:

@@ -19,7 +19,7 @@ _FLUSH_S = 2.0
 
 
 class OneLoggerProvider:
-    """One for each process: `instance` returns it."""
+    """The provider, one in each process: `instance` returns it."""
 
     _instance: ClassVar[OneLoggerProvider | None] = None
     _making: ClassVar[threading.Lock] = threading.Lock()
@@ -57,7 +57,7 @@ class OneLoggerProvider:
         running = running_job()
         if running is not None:
             running.describe(**fields)
-        # A stream without a job keeps its source; the configuration in it is what One Logger says all the same.
+        # A stream without a job keeps its source; One Logger's configuration is still recorded in it.
         source = attrs.evolve(process_source(), **fields)
         if config.enable_for_current_rank and isinstance(recorder, DefaultRecorder):
             recorder.begin(strict=job.strict)
@@ -99,25 +99,25 @@ class OneLoggerProvider:
         return self._config is not None and self._config.enable_for_current_rank and not self._is_off
 
     def force_disable_logging(self) -> None:
-        """Turn telemetry off for good: what was recorded is written, and from now on nothing is."""
+        """Turn telemetry off for good: what was recorded until now is written, and nothing later."""
         self._is_off = True
         if self._recorder is not None:
             self._recorder.close()
 
     def flush(self) -> bool:
-        """Have everything exported that was recorded so far; False if that takes longer than two seconds."""
+        """Export everything that was recorded so far; False if that takes longer than two seconds."""
         return default_bus.flush(_FLUSH_S)
 
     @classmethod
     def forget(cls) -> None:
-        """Turn telemetry off and be as before anything was configured; for tests."""
+        """Turn telemetry off and return to the state before any configuration; for tests."""
         with cls._making:
             made, cls._instance = cls._instance, None
         if made is not None:
             made.end()
 
     def end(self) -> None:
-        """Turn telemetry off, and take back what the configuration changed."""
+        """Turn telemetry off, and undo what the configuration changed."""
         self.force_disable_logging()
         if self._applied is not None:
             self._applied.end()

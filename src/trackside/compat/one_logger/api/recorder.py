@@ -1,4 +1,4 @@
-"""The protocol of a recorder, which opens and closes spans and records what happens within them."""
+"""The protocol of a recorder, which opens and closes spans and records events and errors within them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trackside.compat.one_logger.core.time import TracingTimestamp
 
 
 class Recorder(ABC):
-    """Takes down spans, events and errors."""
+    """Records spans, events and errors."""
 
     @abstractmethod
     def start(
@@ -35,16 +35,16 @@ class Recorder(ABC):
 
     @abstractmethod
     def event(self, span: Span, event: Event) -> Event:
-        """Take down what happened within a span."""
+        """Record an event within a span."""
 
     @abstractmethod
     def error(self, span: Span, error_message: str, exception: Exception | None = None) -> ErrorEvent:
-        """Take down an error within a span."""
+        """Record an error within a span."""
 
     @abstractmethod
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Take down that the telemetry itself lacks something."""
+        """Record that the telemetry itself is incomplete."""
 
     @abstractmethod
     def close(self) -> None:
-        """Be done: nothing is taken down any more."""
+        """Stop recording."""

@@ -60,7 +60,7 @@ class Attributes(dict[str, Attribute]):
         return attribute
 
     def add_attributes(self, other_attributes: Mapping[str, Attribute]) -> None:
-        """Add all of *other_attributes*, which win."""
+        """Add all of *other_attributes*, which replace those of the same name."""
         self.update(other_attributes)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Attributes(dict[str, Attribute]):
     def merge(
         cls, attributes: Mapping[str, Attribute] | None = None, other: Mapping[str, Attribute] | None = None
     ) -> Self:
-        """Return both in one, as an instance of the class this is called on; *other* wins."""
+        """Return both merged, as an instance of the class that this is called on; *other* takes precedence."""
         merged = cls()
         merged.update(attributes or {})
         merged.update(other or {})

@@ -56,7 +56,7 @@ class Event:
     def create(
         cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
     ) -> Event:
-        """Return an event of this moment, or of the one given."""
+        """Return an event of the present or the given time."""
         return Event(name, TracingTimestamp.now() if timestamp is None else timestamp, attributes)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Event:
 
 
 class ErrorEvent(Event):
-    """An error in the application: a message, and of an exception its type, message and traceback."""
+    """An error in the application: a message and, for an exception, its type, message and traceback."""
 
     def __init__(  # noqa: PLR0917  One Logger's own signature
         self,
@@ -146,7 +146,7 @@ class ErrorEvent(Event):
     def create(  # type: ignore[override]  # One Logger's own signature
         cls, error_message: str, exception: BaseException | None = None, exception_traceback: str | None = None
     ) -> Self:
-        """Return the error of this moment, with what is known of *exception*."""
+        """Return an error of the present time, with the details of *exception*."""
         if exception is None:
             return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
         if exception_traceback is None:
@@ -155,7 +155,7 @@ class ErrorEvent(Event):
         return cls(TracingTimestamp.now(), error_message, *fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the error as plain data, with what is known of it beside the attributes, too."""
+        """Return the error as plain data, with its details beside the attributes."""
         known = {
             "error_message": self.error_message,
             "exception_type": self.exception_type,
@@ -166,10 +166,10 @@ class ErrorEvent(Event):
 
 
 class TelemetryDataError(Event):
-    """Telemetry itself lacks something."""
+    """The telemetry itself is incomplete."""
 
     class ErrorType(StrEnum):
-        """The extent of what is missing."""
+        """The extent of the missing telemetry."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
@@ -193,7 +193,7 @@ class TelemetryDataError(Event):
     def create(  # type: ignore[override]  # One Logger's own signature
         cls, error_type: ErrorType, error_message: str | None = None, attributes: Mapping[str, Attribute] | None = None
     ) -> Self:
-        """Return the error of this moment."""
+        """Return an error of the present time."""
         return cls(TracingTimestamp.now(), error_type, error_message, Attributes.merge(attributes))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""The error of this package: whatever trackside raises."""
+"""The error of this package, the base of trackside's errors."""
 
 from __future__ import annotations
 
 from trackside.events import TracksideError
 
 OneLoggerError = TracksideError
-"""So that what catches One Logger's errors catches ours."""
+"""The same class, so that code that catches One Logger's errors catches trackside's."""
 
 
 def assert_that(condition: object, message: str) -> None:

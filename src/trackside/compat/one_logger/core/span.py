@@ -77,7 +77,7 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a span that begins now, or when it is said."""
+        """Return a span that begins now or at the given time."""
         begin = Event.create(StandardEventName.SPAN_START, start_event_attributes, start_time)
         return cls(uuid.uuid4(), name, begin, parent_span, span_attributes)
 
@@ -88,7 +88,7 @@ class Span:
 
     @property
     def attributes(self) -> Attributes:
-        """All attributes, as an instance of the class of those it began with."""
+        """All attributes, of the class of those at its start."""
         return type(self._initial).merge(self._initial, self.updated_attributes)
 
     @property
@@ -122,12 +122,12 @@ class Span:
         return self.updated_attributes.add_attribute(Attribute(text_of(name), value))
 
     def add_attributes(self, attributes: Mapping[str, Attribute]) -> None:
-        """Add all of *attributes*, which win."""
+        """Add all of *attributes*, which replace those of the same name."""
         for attribute in attributes.values():
             self.add_attribute(attribute.name, attribute.value)
 
     def stop(self, stop_event_attributes: Attributes | None = None, stop_time: TracingTimestamp | None = None) -> None:
-        """Close the span now, or when it is said; a second time is no different from the first."""
+        """Close the span now or at the given time; a second call changes nothing."""
         if not self.active:
             return
         end = Event.create(StandardEventName.SPAN_STOP, stop_event_attributes, stop_time)
@@ -138,7 +138,7 @@ class Span:
 
     def duration_msec(self) -> int:
         """
-        Return how long the span was open.
+        Return the duration of the span, in ms.
 
         Raises:
             OneLoggerError: if it still is.

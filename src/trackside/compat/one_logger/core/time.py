@@ -1,4 +1,4 @@
-"""Moments: the wall clock's reading, and the one that durations are taken from."""
+"""Timestamps: a reading of the wall clock, and one of the clock for durations."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TracingTimestamp:
 
 
 class Timer:
-    """A stopwatch: what it measures adds up from one stretch to the next until it is reset."""
+    """A stopwatch, which adds up stretches until it is reset."""
 
     def __init__(self) -> None:
         self._began: TracingTimestamp | None = None

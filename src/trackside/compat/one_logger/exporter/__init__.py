@@ -1,4 +1,4 @@
-"""Ways out: exporters."""
+"""Exporters."""
 
 from trackside.compat.one_logger.exporter.exporter import Exporter
 from trackside.compat.one_logger.exporter.file_exporter import FileExporter

@@ -13,10 +13,10 @@ from trackside.compat.one_logger.exporter.exporter import BaseExporter
 
 class BaseJsonExporter(BaseExporter):
     """
-    Hands records, of One Logger's types and under its names, to a subclass's `_write`.
+    Passes records, with One Logger's types and names, to a subclass's `_write`.
 
-    A start is a record at once, so that a crash cannot lose it. A span that comes with its end known, as iterations do,
-    is one ``complete`` record. A span that has a parent names it, which One Logger's records do not.
+    A start is written at once, so that a crash cannot lose it. A span that is exported at its end, such as an
+    iteration, is one ``complete`` record. A span that has a parent names it, which One Logger's records do not.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class BaseJsonExporter(BaseExporter):
         self._record({"type": "application_error", "span_id": str(span.id)}, event=_plain(event))
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Write that the telemetry lacks something."""
+        """Write that the telemetry is incomplete."""
         super().export_telemetry_data_error(error)
         self._record({"type": "telemetry_data_error"}, error=_plain(error))
 
@@ -62,7 +62,7 @@ class BaseJsonExporter(BaseExporter):
 
     @abstractmethod
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Carry one record out."""
+        """Write one record."""
 
 
 def _about(kind: str, span: Span) -> dict[str, Any]:

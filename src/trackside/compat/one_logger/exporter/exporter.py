@@ -16,10 +16,10 @@ class ExportError(OneLoggerError):
 
 class Exporter(ABC):
     """
-    Carries spans and events out.
+    Exports spans and events.
 
-    It has a thread and a bounded queue of its own: what it does costs the training nothing, and what it raises is
-    counted, and nothing else. The spans it gets are its own.
+    It runs on a thread with a bounded queue of its own: it costs the training nothing, and its exceptions are only
+    counted. The spans that it gets are copies.
     """
 
     @abstractmethod
@@ -28,15 +28,15 @@ class Exporter(ABC):
 
     @abstractmethod
     def export_start(self, span: Span) -> None:
-        """Export that *span* began, with what is known of it."""
+        """Export the start of *span*, with the attributes so far."""
 
     @abstractmethod
     def export_stop(self, span: Span) -> None:
-        """Export that *span* ended, with all that is known of it."""
+        """Export the end of *span*, with all attributes."""
 
     @abstractmethod
     def export_event(self, event: Event, span: Span) -> None:
-        """Export what happened within *span*."""
+        """Export an event within *span*."""
 
     @abstractmethod
     def export_error(self, event: ErrorEvent, span: Span) -> None:
@@ -44,7 +44,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Export that the telemetry itself lacks something."""
+        """Export that the telemetry itself is incomplete."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,11 +69,11 @@ class BaseExporter(Exporter):
 
     @property
     def closed(self) -> bool:
-        """Whether it is done."""
+        """Whether it was closed."""
         return self._state is self._State.CLOSED
 
     def initialize(self) -> None:
-        """Be ready from now on."""
+        """Become ready."""
         self._state = self._State.READY
 
     def export_start(self, span: Span) -> None:  # noqa: ARG002  what is done with it is the subclass's
@@ -97,7 +97,7 @@ class BaseExporter(Exporter):
         self._check_state()
 
     def close(self) -> None:
-        """Be done."""
+        """Close it."""
         self._state = self._State.CLOSED
 
     def _check_state(self) -> None:

@@ -22,7 +22,7 @@ FILE_NAME: Final = "one_logger_exporters_config.json"
 
 @attrs.define
 class ExporterConfig:
-    """An exporter: its class, by its name or itself, what it is made with, and whether it is wanted."""
+    """An exporter: its class or the name of that, its arguments, and whether it is enabled."""
 
     class_name: str | type[Exporter]
     config: dict[str, Any] = attrs.field(factory=dict)

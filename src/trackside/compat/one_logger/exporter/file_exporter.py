@@ -18,7 +18,7 @@ def _open_private(path: str, flags: int) -> int:
 
 class FileExporter(BaseJsonExporter):
     """
-    Appends to *file_path*: a job that is started again does not destroy what it wrote before.
+    Appends to *file_path*, so that a job that is started again keeps its earlier records.
 
     The file, and the directory that it lies in, are made for this user alone.
 

@@ -1,3 +1,3 @@
-"""The recorder that there is."""
+"""The default recorder."""
 
 __all__: list[str] = []

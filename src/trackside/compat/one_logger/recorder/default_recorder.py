@@ -1,4 +1,4 @@
-"""The recorder: spans of ours, and a handler on the bus for each exporter."""
+"""The recorder: spans of trackside's, and a handler on the bus for each exporter."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ITERATIONS: dict[str, Callable[[], instruments.Iteration]] = {
 
 
 def span_called(name: SpanName, attributes: dict[str, Any]) -> instruments.Span:
-    """Return the span of ours for a name: that of the moment it names, or one that is published at its start too."""
+    """Return trackside's span for a name: of its own kind, or else one that is also published at its start."""
     text = text_of(name)
     if text in _ITERATIONS:
         iteration = _ITERATIONS[text]()
@@ -53,7 +53,7 @@ def span_called(name: SpanName, attributes: dict[str, Any]) -> instruments.Span:
 
 
 class ExportCustomizationMode(enum.Enum):
-    """The choice of spans that are exported, with their events."""
+    """The rule for the spans that are exported, with their events."""
 
     EXPORT_ALL_SPANS = "export_all_spans"
     WHITELIST_SPANS = "whitelist_spans"
@@ -82,9 +82,9 @@ class DefaultRecorder(Recorder):
     Opens and closes spans, and feeds exporters, each on a thread of its own.
 
     Args:
-        exporters: Where it all goes.
-        export_customization_mode: Which spans are exported.
-        span_name_filter: The names that the mode is about.
+        exporters: The exporters to feed.
+        export_customization_mode: The rule for the exported spans.
+        span_name_filter: The names that the rule uses.
 
     Raises:
         OneLoggerError: if the filter does not fit the mode.
@@ -106,7 +106,8 @@ class DefaultRecorder(Recorder):
         Initialize the exporters and subscribe them; a second time nothing happens.
 
         Args:
-            strict: Whether to raise what an exporter raises; otherwise it is left out, with a word in the log.
+            strict: Whether to raise an exporter's exception; otherwise that exporter is left out, with a line in the
+            log.
         """
         if self._subscriptions is not None:
             return
@@ -161,7 +162,7 @@ class DefaultRecorder(Recorder):
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """Close *span*; what is said of its end is said of the span."""
+        """Close *span*; the attributes of its end become the span's."""
         if isinstance(span, HeldSpan):
             self._held.pop(span.live.id, None)
         span.stop(stop_event_attributes, stop_time)
@@ -177,12 +178,12 @@ class DefaultRecorder(Recorder):
         return error
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Report to the exporters, each once, that the telemetry lacks something."""
+        """Report to the exporters, each once, that the telemetry is incomplete."""
         fields = {} if attributes is None else attributes.to_json()
         default_bus.log(TelemetryFoundLacking(message=error_message, attributes=fields))
 
     def close(self) -> None:
-        """Close what is open, and every exporter."""
+        """Close the open spans, and every exporter."""
         for held in reversed(list(self._held.values())):
             self.stop(held)
         for subscription in self._subscriptions or ():

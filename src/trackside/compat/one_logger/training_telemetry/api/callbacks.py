@@ -1,4 +1,4 @@
-"""The moments of a training job as functions to be called; `trackside.instruments.callbacks` says what they take."""
+"""The moments of a training job as functions to call; `trackside.instruments.callbacks` describes their arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _holding(start: Callable[P, Span]) -> Callable[P, HeldSpan | None]:
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of the application and all that was left open, and have everything exported."""
+    """Close the span of the application and all open ones, and export everything."""
     callbacks.on_app_end(finish_time_msec)
     OneLoggerProvider.instance().flush()
 

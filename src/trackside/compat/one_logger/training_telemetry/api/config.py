@@ -17,7 +17,7 @@ OrFunction: TypeAlias = T | Callable[[], T]
 
 
 def _returned_by(field: str) -> Any:
-    """Return a property that reads *field*, and calls what it finds there if that is a function."""
+    """Return a property that reads *field*, and calls its value if that is a function."""
     return property(lambda self: resolved(getattr(self, field)), doc=f"What `{field}` says now.")
 
 

@@ -1,4 +1,4 @@
-"""The spans of a training job as context managers; `trackside.instruments` says what they take."""
+"""The spans of a training job as context managers; `trackside.instruments` describes their arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Application(Held):
 
 
 def _held(make: Callable[[], instruments.Span], what: str) -> Callable[[], Held]:
-    """Return the function that returns *what*, made by *make*."""
+    """Return a function that returns *what*, made by *make*."""
 
     def held() -> Held:
         return Held(make())

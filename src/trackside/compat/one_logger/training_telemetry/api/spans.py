@@ -14,7 +14,7 @@ __all__ = [
 
 
 class StandardTrainingJobSpanName(StrEnum):
-    """The names of a training job's spans, which are trackside's too, one aside."""
+    """The names of a training job's spans; all but one are also trackside's."""
 
     TRAINING_LOOP = span_names.TRAINING_LOOP
     VALIDATION_LOOP = span_names.VALIDATION_LOOP

@@ -19,7 +19,7 @@ def _msec(at: TracingTimestamp | None) -> float | None:
 
 
 def _starting(start: Callable[[float | None], Span]) -> Callable[..., HeldSpan]:
-    """Return the method that has the moment *start* begin."""
+    """Return the method that begins the span of the callback *start*."""
 
     def method(self: TrainingRecorder, start_time: TracingTimestamp | None = None) -> HeldSpan:  # noqa: ARG001
         return HeldSpan(start(_msec(start_time)))
@@ -29,7 +29,7 @@ def _starting(start: Callable[[float | None], Span]) -> Callable[..., HeldSpan]:
 
 
 def _ending(end: Callable[[float | None], None]) -> Callable[..., None]:
-    """Return the method that has the moment that *end* is of end."""
+    """Return the method that ends the span of the callback *end*."""
 
     def method(self: TrainingRecorder, stop_time: TracingTimestamp | None = None) -> None:  # noqa: ARG001
         end(_msec(stop_time))
@@ -39,7 +39,7 @@ def _ending(end: Callable[[float | None], None]) -> Callable[..., None]:
 
 
 class TrainingRecorder(DefaultRecorder):
-    """As `DefaultRecorder`, whose exporters get the metrics of a training too."""
+    """A `DefaultRecorder` whose exporters also get the metrics of a training."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TrainingRecorder(DefaultRecorder):
     on_save_checkpoint_end: Final = _ending(callbacks.on_save_checkpoint_end)
 
     def on_app_end(self, stop_time: TracingTimestamp | None = None) -> None:
-        """Close the span of the application and all that was left open, and every exporter."""
+        """Close the span of the application, all open spans, and every exporter."""
         callbacks.on_app_end(_msec(stop_time))
         self.close()
 
@@ -87,7 +87,7 @@ class TrainingRecorder(DefaultRecorder):
         train_tokens_target: int | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> HeldSpan:
-        """Open the span of the training loop; *train_tokens_target* is said of it where it is given."""
+        """Open the span of the training loop; *train_tokens_target*, if given, becomes one of its attributes."""
         span = callbacks.on_train_start(
             train_iterations_start,
             train_samples_start,

@@ -1,4 +1,4 @@
-"""The configuration of One Logger in a training job, step by step."""
+"""The step-by-step configuration of One Logger in a training job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 class TrainingTelemetryProvider:
     """
-    One for each process: `instance` returns it.
+    The provider, one in each process: `instance` returns it.
 
     ::
 
@@ -70,7 +70,7 @@ class TrainingTelemetryProvider:
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> Self:
         """
-        Let fields in *partial_config* go before what was said of them; nested tables are merged.
+        Give fields in *partial_config* precedence over earlier values; nested tables are merged.
 
         Raises:
             OneLoggerError: if the provider is configured.
@@ -81,7 +81,7 @@ class TrainingTelemetryProvider:
 
     def with_config_override_from_json_file(self, file_path: str | os.PathLike[str]) -> Self:
         """
-        Read such fields from a file.
+        Read overriding fields from a file.
 
         Raises:
             OneLoggerError: if it cannot be read, or the provider is configured.
@@ -110,7 +110,7 @@ class TrainingTelemetryProvider:
         span_name_filter: Sequence[SpanName] | None = None,
     ) -> Self:
         """
-        Choose which spans are exported; once. Otherwise it is all but those that come every iteration.
+        Choose which spans are exported; once. By default all are, except those of every iteration.
 
         Raises:
             OneLoggerError: if it was chosen before, or the provider is configured.
@@ -210,7 +210,7 @@ class TrainingTelemetryProvider:
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """
-        Say what the training is, where that was not known before; once.
+        Set the training's configuration if it was not known before; once.
 
         Raises:
             OneLoggerError: if it was said, nothing is configured yet, or a field is wrong.
@@ -222,7 +222,7 @@ class TrainingTelemetryProvider:
 
     @classmethod
     def forget(cls) -> None:
-        """Turn telemetry off and be as before anything was configured; for tests."""
+        """Turn telemetry off and return to the state before any configuration; for tests."""
         with cls._making:
             cls._instance = None
         OneLoggerProvider.forget()

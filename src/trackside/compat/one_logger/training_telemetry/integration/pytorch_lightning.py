@@ -1,5 +1,5 @@
 """
-One Logger's integration of Lightning under its names: a callback, and two ways to a trainer that has it.
+One Logger's integration of Lightning under its names: a callback, and two ways to give it to a trainer.
 
 `trackside.integrations.lightning` records more, without a trainer of its own.
 """
@@ -24,7 +24,7 @@ __all__ = ["OneLoggerPTLTrainer", "TimeEventCallback", "hook_trainer_cls"]
 
 class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightning may not be there when types are checked
     """
-    Records the training loop, its iterations and validation. Saves are known to the trainers below alone.
+    Records the training loop, its iterations and validation. Only the trainers below record saves.
 
     Lightning has no hook for some phases. Call the methods named after them to record them: ``on_model_init_start()``,
     ``on_dataloader_init_start()``, ``on_app_end()`` and so on.
@@ -75,7 +75,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         api.on_validation_end()
 
     def on_validation_batch_start(self, *_: object, **__: object) -> None:
-        """Open an iteration; one that is open is closed, for Lightning skips the end of a step that returned None."""
+        """Open an iteration; first close an open one, because Lightning skips the end of a step that returned None."""
         self._end_validation_iteration()
         self._is_validating = True
         api.on_validation_single_iteration_start()
@@ -96,7 +96,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         api.on_save_checkpoint_start(global_step)
 
     def on_save_checkpoint_success(self, global_step: int) -> None:
-        """Record that the checkpoint is there."""
+        """Record that the checkpoint was saved."""
         api.on_save_checkpoint_success(global_step=global_step)
 
     def on_save_checkpoint_end(self, global_step: int | None = None) -> None:  # noqa: ARG002
@@ -135,7 +135,7 @@ def hook_trainer_cls(
     telemetry_callback: TimeEventCallback | None = None,
 ) -> tuple[type[Trainer], TimeEventCallback]:
     """
-    Change *cls* so that its trainers record what they do, their saves included.
+    Change *cls* so that its trainers record their work, saves included.
 
     Returns:
         *cls*, whose trainers have the callback first in their list and as ``nv_one_logger_callback``; and the callback.
@@ -162,7 +162,7 @@ def hook_trainer_cls(
 
 class OneLoggerPTLTrainer(Trainer):  # type: ignore[misc,unused-ignore]  # as above
     """
-    A trainer that records what it does, its saves included.
+    A trainer that records its work, saves included.
 
     Args:
         trainer_config: The arguments of Lightning's ``Trainer``; the callback is put first in its ``callbacks``.

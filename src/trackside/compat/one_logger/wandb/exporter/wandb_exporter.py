@@ -35,7 +35,7 @@ class Config:
     entity: str
     host: str = "https://api.wandb.ai"
     api_key: str = ""
-    """Unless given, W&B finds it as it always does."""
+    """By default W&B finds the key as usual."""
     project: str = "one-logger-tracking"
     run_name: str = attrs.field(factory=lambda: f"one-logger-tracking-run-{uuid.uuid4()}")
     save_dir: str = "./wandb"
@@ -43,7 +43,7 @@ class Config:
 
 
 class MetricNamingStrategy(ABC):
-    """Says what the metric of an attribute is called."""
+    """Gives the metric of an attribute its name."""
 
     @abstractmethod
     def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
@@ -70,7 +70,7 @@ class HierarchicalMetricNamingStrategy(MetricNamingStrategy):
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
-    """The attribute's name alone: the latest of any span wins."""
+    """The attribute's name alone: the latest value of any span counts."""
 
     def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  another's business
         """Return the attribute's name."""
@@ -82,11 +82,11 @@ class FlatMetricNamingStrategy(MetricNamingStrategy):
 
 
 class _WandbRun:
-    """A run of its own, opened with the first metrics, and again, as the same, if its connection breaks."""
+    """The exporter's own run, opened with the first metrics; if its connection breaks, the same run is opened again."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._id = uuid.uuid4().hex[:16]  # not the one that WANDB_RUN_ID names: that is the job's
+        self._id = uuid.uuid4().hex[:16]  # not the run that WANDB_RUN_ID names, which is the job's
         self._run: Any = None
 
     def open(self) -> None:
@@ -114,7 +114,7 @@ class _WandbRun:
 
 class WandBExporterBase(BaseExporter):
     """
-    Exports a span's attributes at its start, what changed of them at its stop, and the attributes of its events.
+    Exports a span's attributes at its start, the changed ones at its stop, and the attributes of its events.
 
     Each set of metrics has ``app_last_log_time`` too, in ms since the epoch. The application's errors are not exported.
     """
@@ -130,7 +130,7 @@ class WandBExporterBase(BaseExporter):
         self._export({**self._of_span(span, span.attributes.values()), **self._of_event(span, span.start_event)})
 
     def export_stop(self, span: Span) -> None:
-        """Export what *span* has learned since its start, and the attributes of its stop."""
+        """Export the attributes of *span* that changed since its start, and those of its stop."""
         super().export_stop(span)
         assert_that(span.stop_event is not None, f"span {span.name_str!r} is open")
         stop = self._of_event(span, span.stop_event) if span.stop_event is not None else {}
@@ -165,7 +165,7 @@ class WandBExporterBase(BaseExporter):
     @abstractmethod
     def _log_metrics(self, metrics: dict[str, Any]) -> None:
         """
-        Hand over *metrics*.
+        Pass on *metrics*.
 
         Raises:
             ExportError: if they cannot be.
@@ -173,14 +173,14 @@ class WandBExporterBase(BaseExporter):
 
 
 class WandBExporterSync(WandBExporterBase):
-    """Hands metrics over before it returns."""
+    """Passes metrics on before it returns."""
 
     def initialize(self) -> None:
         """
         Begin the run.
 
         Raises:
-            ExportError: if W&B does not let us.
+            ExportError: if W&B refuses.
         """
         super().initialize()
         self._guarded(self._run.open)
@@ -203,15 +203,14 @@ class WandBExporterSync(WandBExporterBase):
 
 class WandBExporterAsync(WandBExporterBase):
     """
-    Hands metrics over on a thread of its own, in order, and tries again what failed.
+    Passes metrics on in order, on a thread of its own, and repeats failed attempts.
 
-    A failure is raised once, by the next call; what that call was given is handed over all the same. `close` gives up
-    after 10 s.
+    A failure is raised once, by the next call, whose own metrics are still passed on. `close` gives up after 10 s.
     """
 
     def __init__(self, config: Config, metric_naming_strategy: MetricNamingStrategy | None = None) -> None:
         super().__init__(config, metric_naming_strategy)
-        # One at a time: after a failure nothing is handed over twice.
+        # One at a time, so that after a failure nothing is passed on twice.
         self._batches: BatchExporter[dict[str, Any]] = BatchExporter(
             self._deliver, name="wandb", max_batch_items=1, export_interval_s=0.1
         )
@@ -219,7 +218,7 @@ class WandBExporterAsync(WandBExporterBase):
 
     def close(self) -> None:
         """
-        Hand over what waits, and end the run.
+        Pass on the waiting metrics, and end the run.
 
         Raises:
             ExportError: if something could not be handed over.
