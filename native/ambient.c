@@ -8,12 +8,12 @@
  *   top      surrounds what runs at home
  *   stored   what the variable has at home: the same, or what surrounds the parts that are open, or the step that was left
  *
- * An iteration is stored when it is entered; that it was left is stored only with what is entered next, nearly always
- * another one.
+ * An iteration is stored when it is entered; its end is stored only when something is entered next, nearly always
+ * another iteration.
  *
- * A context that was copied at home while a part was open, or after a step, has what is stored. Where such a one runs in the
- * same thread, as the tasks of asyncio.run do, it means what is on top; in another thread, or after another span was entered,
- * it does not.
+ * A context that was copied at home while a part was open, or after a step, has what is stored. If such a copy runs in
+ * the same thread, like the tasks of asyncio.run, it stands for the top; in another thread, or after another span was
+ * entered, it does not.
  */
 
 #include "core.h"
@@ -84,7 +84,7 @@ store(PyObject *around)
     if (!ts_is_at_home()) {
         return set_variable(around);
     }
-    /* Only what was copied from home may have what home has, and so not a context that has the variable's default. */
+    /* Only a copy of home may have home's value, so a context with the variable's default is none. */
     PyObject *kept = around == nowhere ? outside : around;
     PyObject *token = set_variable(kept);
     if (token != NULL) {

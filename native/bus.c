@@ -93,7 +93,7 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
     return PyObject_CallOneArg(call, event);
 }
 
-/* Return whether handlers log too deep, as LANE, which BEFORE arrivals reached before this, suggests; -1 with an exception. */
+/* Return whether handlers log too deep, if LANE, with BEFORE earlier arrivals, suggests it; -1 with an exception. */
 static int
 is_deep(PyObject *lane, long long before)
 {
@@ -179,7 +179,7 @@ recover(PyObject *bus, PyObject *route, PyObject *target, int has_begun, PyObjec
     return -1;
 }
 
-/* Whether the stack has room for all that _recover may call: where it is nearly full, Python counts in another way. */
+/* Return whether the stack has room for all that _recover may call: if it is nearly full, Python counts differently. */
 static inline int
 has_room(void)
 {

@@ -25,10 +25,10 @@
 #include <Python.h>
 #include <structmember.h>
 
-/* For what is called once or twice in each opening and closing: the call would take as long as what is called. */
+/* For functions that are called once or twice in each opening and closing: the call would take as long as they do. */
 #define TS_INLINE static inline __attribute__((always_inline))
 
-/* What a plain function returns for a call that it leaves to Python: not an object, and never given to anybody. */
+/* The result of a plain function for a call that it leaves to Python: not an object, and never passed on. */
 extern char ts_to_python;
 #define TS_TO_PYTHON ((PyObject *)&ts_to_python)
 
@@ -74,8 +74,8 @@ PyObject *ts_new(Pool *pool);
 long long ts_count(PyObject *count);
 
 /*
- * Where a bus has its table of routes and what else is read here; where an Admission, the target of a step that leads to
- * the queue, has its parts; see bus.c. All set once.
+ * The slots of a bus with its table of routes and the other attributes that are read here, and the slots of an
+ * Admission, the target of a step that leads to the queue; see bus.c. All set once.
  */
 enum { BUS_ROUTES, BUS_IS_CLOSED, BUS_SUBSCRIBERS, BUS_SLOTS };
 enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE, ADMISSION_SLOTS };
@@ -87,8 +87,8 @@ extern PyTypeObject *ts_admission_type;
 PyObject *ts_counter_of(PyObject *count);
 
 /*
- * The context that its thread was given by the interpreter, and what surrounds the code that runs there; see ambient.c.
- * Owned, and changed there alone.
+ * The context that the interpreter gave the thread, and the span and step around the code that runs there; see
+ * ambient.c. Owned, and changed there alone.
  */
 extern PyObject *ts_home, *ts_top;
 
@@ -104,10 +104,10 @@ PyObject *ts_surroundings(void);
 /* Have AROUND surround what runs from here on: 0, or -1 with an exception. */
 int ts_surround(PyObject *around);
 
-/* The same where a part of a step is entered or left, which needs not be seen by who copies a context; LEFT is its own. */
+/* The same when a part of a step is entered or left, which a copy of the context need not show; LEFT is its own. */
 int ts_surround_part(PyObject *around, PyObject *left);
 
-/* The same where a step of the training loop is left, of which who copies a context needs not see that it is over. */
+/* The same when a step of the training loop is left, which a copy of the context need not show. */
 int ts_surround_after_step(PyObject *around, PyObject *left);
 
 /*

@@ -1,5 +1,5 @@
 /*
- * A count that C code raises without making a number, and whose numbers are used again: itertools.count for the ids of
+ * A count that C code raises without making a number, and whose numbers are reused: itertools.count for the ids of
  * spans, and for trackside.core.ThreadSafeCount, which the bus counts the events of each type with. It holds 2⁶³ - 1 at
  * most, which no process reaches.
  */

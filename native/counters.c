@@ -3,12 +3,12 @@
  *
  * A Recorder is the base of trackside.counters.Instrument. Samples wait for a fold in one of two places: plain ones,
  * finite floats or whole numbers that a float holds exactly, in a C array of one kind; all others in the list that the
- * Python methods use. Never in both: what leaves a sample to Python moves the array's into the list first. So the
+ * Python methods use. Never in both: before a sample is left to Python, the array's are moved to the list. So the
  * order of the samples, and the chunks of 1,024 in which they are folded, are those of pure Python, and so are the
  * sums to the last bit.
  *
- * A full array of which nobody needs more than its figures becomes those at once; Python folds sixteen such chunks at a
- * time. Not while it is folding: whoever folds may be about to need the samples.
+ * If only the figures of a full array are needed, it is replaced by them at once; Python folds sixteen such chunks at a
+ * time. This is not done during a fold, which may need the samples.
  */
 
 #include "core.h"
@@ -25,7 +25,7 @@ typedef union {
     long long whole;
 } Sample;
 
-/* What a fold needs of a chunk of samples. */
+/* The figures of a chunk of samples that a fold needs. */
 typedef struct {
     Kind kind;
     int count;
@@ -47,9 +47,9 @@ typedef struct {
 enum { COUNTER, STAT, GAUGE, KINDS_OF_INSTRUMENTS };
 
 /*
- * What each kind of instrument records with: a method descriptor, as C types have, because the interpreter calls those,
- * and no other callables, without a detour through their class. Its function gets the object alone, so what else a call
- * needs is here. All set once, and kept for ever.
+ * The recording method of each kind of instrument: a method descriptor, like those of C types, because the interpreter
+ * calls only these without a detour through their class. Its function gets the object alone, so everything else that a
+ * call needs is here. All set once, and kept for ever.
  */
 static struct {
     PyTypeObject *owner;
@@ -84,7 +84,7 @@ sum_of(const Sample *samples, int count)
 #endif
 }
 
-/* Find the figures of SAMPLES, of which there are some: 1, or 0 if the sum is not finite. */
+/* Find the figures of SAMPLES, at least one: 1, or 0 if the sum is not finite. */
 static int
 summarize(const Sample *samples, int count, Kind kind, Figures *figures)
 {
@@ -249,7 +249,7 @@ record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count,
         if (has_room <= 0) {
             return has_room < 0 ? NULL : Py_NewRef(Py_None);
         }
-        /* The fold may not have been possible, and whatever it called may have recorded, or forked. */
+        /* The fold may have failed, and the code that it called may have recorded or forked. */
         if (self->list == NULL || !PyList_CheckExact(self->list)) {
             Py_RETURN_NONE;
         }
@@ -272,7 +272,7 @@ record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count,
     self->samples[self->count++] = sample;
     Py_RETURN_NONE;
 
-keep: /* as Python does with a sample for which room was made */
+keep: /* like Python with a sample for which room was made */
     if (spill(self) < 0 || PyList_Append(self->list, args[0]) < 0) {
         return NULL;
     }
@@ -282,7 +282,7 @@ python:
     return spill(self) < 0 ? NULL : record_in_python(which, object, args, count, keywords);
 }
 
-/* Record what nearly all samples are: a finite float after another one, with room for it. */
+/* Record the usual sample: a finite float after another one, with room for it. */
 static inline PyObject *
 record(int which, PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {

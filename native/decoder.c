@@ -1,7 +1,7 @@
 /*
  * Decoding: the rows of a frame to events, in one pass over its bytes.
  *
- * Everything here works on bytes of others. One rule keeps it small: what is not the plain case is not judged here.
+ * Everything here works on bytes of other processes. One rule keeps it small: only the plain case is handled here.
  * Bytes that are malformed, beyond a limit or of a kind that is seldom written (msgpack's extensions) make
  * decode_rows() return None, and the decoder in Python (trackside.wire) decodes the whole frame and says what is wrong.
  * A row whose values are well-formed and not of the declared types is returned as a list, for the decoder in Python
@@ -27,7 +27,7 @@
 #define MAX_MAP_LENGTH (1 << 10)
 #define MAX_DEPTH 32
 
-/* Kinds of values: a set of them is what a place in a row admits. */
+/* Kinds of values; a place in a row admits a set of them. */
 enum {
     NIL = 1,
     BOOLEAN = 2,
@@ -40,7 +40,8 @@ enum {
     ANYTHING = 255,
 };
 
-/* What a value may be, and what lists and maps in its place may hold. Deeper down anything is admitted. */
+/* The kinds that a value may have, and those of the elements of lists and maps in its place. Deeper down any kind is
+   admitted. */
 typedef struct {
     unsigned char value;
     unsigned char elements;
@@ -70,7 +71,7 @@ typedef struct {
     Constant *constants;
 } RowLayout;
 
-/* Return where objects of a class keep the attribute; 0 with a TypeError set if that is no ordinary slot. */
+/* Return the offset at which objects of a class keep the attribute; 0 with a TypeError if that is no ordinary slot. */
 static Py_ssize_t
 slot_of(PyTypeObject *cls, PyObject *name)
 {
@@ -117,7 +118,7 @@ layout_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Fill in what a layout with a class has; 0, or -1 with an exception set. */
+/* Fill in the parts of a layout that has a class; 0, or -1 with an exception set. */
 static int
 layout_fill(RowLayout *layout, PyTypeObject *cls, PyObject *columns, PyObject *constants, PyObject *stamps)
 {
@@ -222,7 +223,7 @@ static PyType_Spec layout_spec = {
 
 /* --- reading ------------------------------------------------------------------------------------------------- */
 
-/* Why a read function returned nothing. */
+/* The reason why a read function returned nothing. */
 typedef enum {
     REFUSED, /* the bytes are for the decoder in Python */
     WRONG_TYPE,  /* the value is well-formed so far, and of a kind that its place does not admit */
@@ -252,7 +253,7 @@ fail(Cursor *cursor, Failure failure)
     return NULL;
 }
 
-/* Note that an object could not be made: not the bytes' fault. */
+/* Record that an object could not be made, which is no fault of the bytes. */
 static PyObject *
 made(Cursor *cursor, PyObject *object)
 {
@@ -274,7 +275,7 @@ big_endian(const unsigned char *at, int size)
 
 /* The head of a value: its kind, and its number, length or bits. */
 typedef struct {
-    int kind;        /* 0 for what msgpack does not use, and for extensions */
+    int kind;        /* 0 for bytes that msgpack does not use, and for extensions */
     int is_unsigned; /* of an integer: whether bits are those of a uint64_t beyond INT64_MAX */
     uint64_t bits;
 } Head;
@@ -351,7 +352,7 @@ read_text(Cursor *cursor, uint64_t length)
     cursor->at += length;
     PyObject **place = NULL;
     if (length <= CACHED_BYTES) {
-        uint32_t hash = 2166136261u; /* FNV-1a; who makes texts collide loses no more than the cache */
+        uint32_t hash = 2166136261u; /* FNV-1a; texts that collide on purpose only defeat the cache */
         for (uint64_t i = 0; i < length; i++) {
             hash = (hash ^ (unsigned char)bytes[i]) * 16777619u;
         }
@@ -435,7 +436,7 @@ read_map(Cursor *cursor, uint64_t length, int entries, int depth)
     return map;
 }
 
-/* Read the next value, which lies in as many lists and maps as depth says; NULL and why in cursor->failure. */
+/* Read the next value, which is nested DEPTH deep; NULL, with the reason in cursor->failure. */
 static PyObject *
 read_value(Cursor *cursor, Admitted admitted, int depth)
 {
@@ -504,7 +505,7 @@ store(PyObject *event, Py_ssize_t slot, PyObject *value)
     *(PyObject **)((char *)event + slot) = value; /* which is NULL before: each slot is stored once */
 }
 
-/* Make an event of the values after type and number; NULL and why in cursor->failure. */
+/* Make an event of the values after type and number; NULL, with the reason in cursor->failure. */
 static PyObject *
 read_event(Cursor *cursor, const RowLayout *layout, PyObject *source, int64_t seq)
 {
@@ -541,14 +542,14 @@ read_event(Cursor *cursor, const RowLayout *layout, PyObject *source, int64_t se
     Py_INCREF(source);
     store(event, layout->source_slot, source);
     if (!holds_tracked) {
-        /* As CPython does with tuples and dicts of scalars: no cycle leads through it, and looking for one in each of
-           the events that a program reads would take as long as decoding them. */
+        /* Like CPython for tuples and dicts of scalars: no cycle leads through the event, and to look for one in each
+           event that a program reads would take as long as decoding it. */
         PyObject_GC_UnTrack(event);
     }
     return event;
 }
 
-/* Read a row, whose bytes begin at the cursor, as a list, and put it among the rest; NULL and why. */
+/* Read the row at the cursor as a list, and put it among the rest; NULL, with the reason in cursor->failure. */
 static PyObject *
 read_rest(Cursor *cursor, PyObject *rest, PyObject *number)
 {
@@ -571,7 +572,7 @@ read_rest(Cursor *cursor, PyObject *rest, PyObject *number)
     return row;
 }
 
-/* Read a row: an event, or a list that stands among the rest; NULL and why in cursor->failure. */
+/* Read a row: an event, or a list among the rest; NULL, with the reason in cursor->failure. */
 static PyObject *
 read_row(Cursor *cursor, PyObject *layouts, PyObject *rest, PyObject *source, int64_t first, int64_t *next,
          int64_t last)
@@ -680,7 +681,7 @@ rows_offset(PyObject *Py_UNUSED(module), PyObject *data)
     if (read_length(&cursor) != 7) {
         return PyLong_FromLong(-1);
     }
-    /* Without recursion: of six values so many are left, with what is in them. Each takes a byte at least. */
+    /* Without recursion: the number of values left, of six and of those within them. Each takes a byte at least. */
     uint64_t values = 6;
     while (values) {
         Head head;

@@ -3,7 +3,7 @@
  *
  * A class is called through its tp_vectorcall, which a class of Python's does not have and its subclasses do not
  * inherit: ours is set on each declared class, and attrs's __init__ stays where it is, for everybody who looks at the
- * class or calls it by name. Arguments that the plain case does not know, and classes that somebody changed since, go
+ * class or calls it by name. Other arguments than those of the plain case, and classes that were changed since, go
  * through it.
  *
  * What is known of a class is its plan. Plans lie in a table beside the classes, because whatever lies in a class is
@@ -223,9 +223,9 @@ read_clock(long long *now)
 }
 
 /*
- * Numbers that nobody refers to any more, by how many digits they have, owned: the next times, durations and ids. A number
- * to which there is one reference is seen by nobody but its holder, so it may become another one. To allocate and free four
- * of them for each span was a twelfth of a step.
+ * Owned numbers without other references, by their number of digits, which become the next times, durations and ids.
+ * Only its holder sees a number with a single reference, so it may be changed. To allocate and free four of them for
+ * each span took a twelfth of a step.
  */
 enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
 enum { LARGEST_SHARED = 1024 }; /* small numbers are one object to all: up to 256, from 3.15 on up to 1,024 */
@@ -320,7 +320,7 @@ replace(PyObject **value, PyObject *by)
     Py_SETREF(*value, Py_NewRef(by));
 }
 
-/* Fill what the envelope takes from its surroundings, as __attrs_post_init__ does: 0, or -1 with an exception. */
+/* Fill the part of the envelope that depends on the surroundings, as __attrs_post_init__ does: 0, or -1 if it fails. */
 static int
 fill_envelope(PyObject **values, int is_of_span)
 {
@@ -407,7 +407,7 @@ construct(PyObject *callable, PyObject *const *args, size_t flags, PyObject *key
             return call_python(callable, args, count, keywords);
         }
     }
-    /* From here on the values are owned. A factory may run anything, but the class, and so its plan, is in use. */
+    /* From here on the values are owned. A factory may run any code, but the class, and so its plan, stays in use. */
     PyObject *event = NULL;
     Py_ssize_t owned = 0;
     for (; owned < size; owned++) {

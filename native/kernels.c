@@ -1,12 +1,12 @@
 /*
  * The times of the GPU's kernels, by name and launch shape, through NVIDIA's CUPTI.
  *
- * CUPTI asks for buffers and hands them over full on threads of its own, or within any call of CUDA's: so nothing that it
- * calls here takes the interpreter lock, or waits for a thread that may hold it. It has no form in Python, whose calls for
- * each record would take the lock from the training for a multiple of what a launch takes.
+ * CUPTI requests buffers, and returns them full, on threads of its own or within any call of CUDA's; so no function
+ * that it calls here takes the interpreter lock, or waits for a thread that may hold it. There is no form of it in
+ * Python: calls for each record would hold the lock for several times as long as a launch takes.
  *
- * The functions that Python calls rely on the interpreter lock; `guard` protects what CUPTI's threads change too, and is held
- * for some records at most.
+ * The functions that Python calls rely on the interpreter lock; `guard` protects the state that CUPTI's threads change
+ * too, and is held for a few records at most.
  */
 
 #include "core.h"
@@ -206,7 +206,7 @@ add(const Record *record)
 static void
 on_requested(uint8_t **buffer, size_t *size, size_t *most_records)
 {
-    *buffer = NULL; /* what is launched then, CUPTI counts as dropped */
+    *buffer = NULL; /* CUPTI counts kernels that are launched then as dropped */
     *size = *most_records = 0;
     pthread_mutex_lock(&guard);
     for (int i = 0; i < BUFFERS && *buffer == NULL; i++) {
@@ -228,7 +228,7 @@ on_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_
         ours++;
     }
     if (ours == BUFFERS || buffer == NULL) {
-        return; /* another profiler's, from before it let CUPTI go: neither to be read nor to be freed */
+        return; /* a buffer of another profiler that has released CUPTI: neither to be read nor to be freed */
     }
     uint8_t *record = NULL;
     int is_more = valid > 0;
@@ -246,7 +246,7 @@ on_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_
     pthread_mutex_unlock(&guard);
 }
 
-/* Return None, or raise what CUPTI says of RESULT. */
+/* Return None, or raise CUPTI's description of RESULT. */
 static PyObject *
 checked(int result)
 {
@@ -391,7 +391,7 @@ flush_kernels(PyObject *module, PyObject *unused)
     return flush(0);
 }
 
-/* Order so much of the COUNT values that the one at RANK is where it would be if all were, with none larger before it. */
+/* Order the COUNT values so far that the one at RANK is in its place, with no larger one before it. */
 static uint64_t
 select_rank(uint64_t *values, int count, int rank)
 {

@@ -1,8 +1,8 @@
 /*
  * The memory of spans and of the events of their ends, kept for the next ones of the same class.
  *
- * Allocating such an object and giving it back by way of the interpreter, which looks for the slots of each base by
- * itself and counts allocations towards the next collection of garbage, was a seventh of a step.
+ * To allocate and free such an object by the interpreter, which searches the slots of each base and counts allocations
+ * towards the next garbage collection, took a seventh of a step.
  *
  * A class of Python's is given a tp_dealloc of ours. Its subclasses keep the interpreter's, which calls this one for what
  * the class itself has. Objects with a finalizer are not kept: the garbage collector notes in their memory that it ran.

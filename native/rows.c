@@ -2,8 +2,8 @@
  * Encoding events to rows: what trackside.wire.RowEncoder does with a row that is small and as its class declares it.
  *
  * The bytes are those of msgpack's packer: each value in its shortest form. Values are read from the slots of an event,
- * and nothing is called on the way, so no other thread can change what is being read. A value of any other than the
- * declared types, a row above the limit, a text without UTF-8: all that is left to Python, which begins anew.
+ * and nothing is called on the way, so no other thread can change what is being read. A value that is not of the
+ * declared types, a row above the limit and a text without UTF-8 are left to Python, which begins anew.
  */
 
 #include "core.h"
@@ -147,7 +147,7 @@ put_text(Buffer *buffer, PyObject *value)
         size = PyUnicode_GET_LENGTH(value);
     }
     else {
-        /* What is too large is not even converted: the string would keep the result. */
+        /* A text that is too large is not converted at all: the string would keep the result. */
         text = PyUnicode_GET_LENGTH(value) > LIMIT ? NULL : PyUnicode_AsUTF8AndSize(value, &size);
         if (text == NULL) {
             PyErr_Clear();

@@ -2,14 +2,14 @@
  * Opening and closing spans and iterations: what trackside.instruments.Span does where nothing is out of order.
  *
  * The plain case of opening is a span that is closed, publishes nothing at its start and has no profiler beside it. That
- * of closing is the innermost span of its context, left without an exception by the main thread, which opened it. What
- * surrounds a span is in the context variable that Python uses too, so threads, tasks, copied contexts and generators
- * keep their parents. An event goes straight to the queue where the queue alone wants it and has room; to
+ * of closing is the innermost span of its context, left without an exception by the main thread, which opened it. The
+ * surroundings of a span are in the context variable that Python uses too, so threads, tasks, copied contexts and
+ * generators keep their parents. An event goes straight to the queue where the queue alone wants it and has room; to
  * Bus.log else.
  *
- * Ownership. A span owns what is in its slots. What an old value's end may run, a finalizer, is run last: new values
- * are allocated first, then the span's slots are written, then old ones are dropped. Borrowed references are used only
- * up to the next call that can run foreign code. What was looked at before such a call is looked at again after it.
+ * Ownership. A span owns what is in its slots. A finalizer of an old value runs last: new values are allocated first,
+ * then the span's slots are written, then old values are dropped. Borrowed references are used only
+ * up to the next call that can run foreign code. Everything that was read before such a call is read again after it.
  */
 
 #include "core.h"
@@ -35,15 +35,15 @@ static const char *const iteration_event_slots[] = {"kind", "samples", "tokens",
 enum { NONE = -1, LONG, SHORT, PART, OF_ITERATION, CLASSES, CLASSES_OF_SPANS = OF_ITERATION };
 
 /*
- * The route of the events of one class. The bus replaces its table whenever a route may change, so a route holds as long
- * as the table is the same one: to look routes up, twice a span, was a twentieth of a step.
+ * The route of the events of one class. The bus replaces its table whenever a route may change, so a route is valid
+ * while the table is the same: two look-ups for each span took a twentieth of a step.
  */
 typedef struct {
     PyObject *table;
     PyObject *steps;
     PyObject *admission; /* where the queue is the only step; borrowed from it; else NULL */
     PyObject *queue, *append, *counter; /* borrowed from the admission, whose slots for them are written once */
-    PyObject *limit; /* what the admission has as such, owned, or NULL; and the same as a number */
+    PyObject *limit; /* the admission's limit as an object, owned, or NULL; and as a number */
     Py_ssize_t most;
 } Route;
 
@@ -58,7 +58,7 @@ static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteratio
 static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
 static PyObject *done_names[DONE_FIELDS], *training_kind, *next_step;
 
-/* What the Python module has as globals, and sets by set_process(). */
+/* The globals of the Python module, set by set_process(). */
 static PyObject *root_id, *main_thread;
 static unsigned long main_ident;
 static int has_annotator;
@@ -86,7 +86,7 @@ forget_route(Route *route)
     Py_XDECREF(table);
 }
 
-/* Have ROUTE know ADMISSION, its only step, if it is one that events can be given to here. */
+/* Store ADMISSION, the only step of ROUTE, if events can be queued through it here. */
 static void
 know_admission(Route *route, PyObject *admission)
 {
@@ -154,7 +154,7 @@ wants(int which)
     return is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
 }
 
-/* Have ROUTE know LIMIT, what its admission has as such: 0 if it is no number of events. */
+/* Store LIMIT, the limit of the admission of ROUTE: 0 if it is no number of events. */
 static int
 know_limit(Route *route, PyObject *limit)
 {
@@ -170,7 +170,7 @@ know_limit(Route *route, PyObject *limit)
 
 /*
  * Queue EVENT, of class WHICH, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to
- * Bus.log. No exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
+ * Bus.log. No exception: without memory the event is counted as dropped, like by Admission.fail.
  */
 TS_INLINE int
 queue_event(PyObject *event, int which)
@@ -192,7 +192,7 @@ queue_event(PyObject *event, int which)
     if (waiting >= route->most || ts_count(route->counter) < 0) {
         return 0;
     }
-    Py_INCREF(admission); /* which keeps what appends */
+    Py_INCREF(admission); /* which keeps the method append */
     PyObject *none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event);
     if (none == NULL) {
         PyErr_Clear();
@@ -220,8 +220,8 @@ log_event(PyObject *event, int which)
 /* --- the open ones ----------------------------------------------------------------------------------------------- */
 
 /*
- * The spans that the main thread opened last, and that are not in open_by_id: nearly all are closed before anybody looks
- * there, and to put one in and take it out was a tenth of a step. All others are in the dict, and Python closes them.
+ * The spans that the main thread opened last, which are not in open_by_id: nearly all are closed before that is read,
+ * and to add and remove one took a tenth of a step. All others are in the dict, and Python closes them.
  */
 enum { MOST_LATEST = 8 };
 typedef struct {
@@ -232,7 +232,7 @@ typedef struct {
 static Open latest[MOST_LATEST];
 static int latest_count;
 
-/* Have OPEN among the open spans, a borrowed span and two references that are given up: 0, or -1 with an exception. */
+/* Add OPEN, a borrowed span and two stolen references, to the open spans: 0, or -1 with an exception. */
 TS_INLINE int
 remember(const Open *open, int is_main)
 {
@@ -247,7 +247,7 @@ remember(const Open *open, int is_main)
     return failed;
 }
 
-/* Return where SPAN is among those that were opened last, if it has the id and the start that it was given then; else -1. */
+/* Return the index of SPAN among the spans opened last, if it has the id and the start that it got then; else -1. */
 TS_INLINE int
 find(PyObject *span)
 {
@@ -343,10 +343,11 @@ drop_pair(PyObject *pair)
 /* --- idle ones --------------------------------------------------------------------------------------------------- */
 
 /*
- * Spans that were closed in the plain way, without attributes, owned: the next ones, unless somebody else refers to one by
- * then. Parts and iterations come by the thousand, and to free one and make another was a fifteenth of a step.
+ * Owned spans that were closed in the plain way, without attributes; they become the next spans, unless a program still
+ * refers to them. There are thousands of parts and iterations, and to free one and make another took a fifteenth of a
+ * step.
  */
-enum { MOST_IDLE = 4, HOLDERS = 2 /* who retires it, and the method that the with block called */ };
+enum { MOST_IDLE = 4, HOLDERS = 2 /* the caller, and the method that the with block called */ };
 typedef struct {
     int count;
     PyObject *spans[MOST_IDLE];
@@ -383,8 +384,8 @@ retire(Idle *idle, PyObject *span, Py_ssize_t holders)
 }
 
 /*
- * Return an idle span that nobody else refers to, as it was before it was opened, but for its attributes and what it is
- * made with: the caller's own; NULL, without an exception, if there is none. It may run foreign code.
+ * Return an idle span without other references, in its state before opening, except for its attributes and the
+ * arguments of its constructor; NULL, without an exception, if there is none. It may run foreign code.
  */
 static inline PyObject *
 revive(Idle *idle)
@@ -397,7 +398,7 @@ revive(Idle *idle)
         PyObject *around = SPAN(span, AROUND), *number = SPAN(span, ID), *start = SPAN(span, START_NS);
         PyObject *const old[] = {SPAN(span, PARENT_ID), SPAN(span, THREAD)};
         if (SPAN(span, INSIDE) != Py_None || around == NULL || number == NULL || start == NULL) {
-            Py_DECREF(span); /* somebody used it since */
+            Py_DECREF(span); /* a program has used it since */
             return NULL;
         }
         SPAN(span, AROUND) = SPAN(span, START_NS) = SPAN(span, PARENT_ID) = SPAN(span, THREAD) = NULL;
@@ -412,7 +413,7 @@ revive(Idle *idle)
     return NULL;
 }
 
-/* Have *PLACE be VALUE; it may run foreign code. */
+/* Replace *PLACE by VALUE; it may run foreign code. */
 static inline void
 put(PyObject **place, PyObject *value)
 {
@@ -455,7 +456,7 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     if (parent == zero) { /* there is one of it */
         parent = root_id;
     }
-    /* All in one go: what an old value's end runs finds an open span. */
+    /* All in one step: a finalizer of an old value finds an open span. */
     PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
                              SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, START_NS)};
     SPAN(span, AROUND) = Py_NewRef(around);
@@ -504,7 +505,7 @@ surroundings(void)
     return around;
 }
 
-/* Return of which class the event of SPAN's end is. */
+/* Return the class of the event of SPAN's end. */
 TS_INLINE int
 class_of(PyObject *span)
 {
@@ -583,7 +584,7 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 
 /* --- closing ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether the iteration SPAN has what its event takes, and nothing that another event takes. */
+/* Return whether the iteration SPAN has the attributes of its event, and none of another event. */
 TS_INLINE int
 is_plain_iteration(PyObject *span)
 {
@@ -623,8 +624,8 @@ are_scalars(PyObject *attributes)
 }
 
 /*
- * Return where SPAN, whose event is of class WHICH, is among those that were opened last, if it can be closed here; else -1.
- * Calls nothing foreign, and may be asked again.
+ * Return the index of SPAN, whose event is of class WHICH, among the spans opened last, if it can be closed here; else
+ * -1. Calls nothing foreign, and may be called again.
  */
 TS_INLINE int
 find_closable(PyObject *span, int which)
@@ -653,8 +654,8 @@ is_scalar(PyObject *value)
 
 /*
  * Return the event of class WHICH, with what all events of ends have, and close SPAN: a new reference, NULL with an
- * exception, or TS_TO_PYTHON, with nothing changed. The garbage collector does not know the event, and need not on account
- * of these values if they are SCALARS: those that wait in the queue would be visited by each collection.
+ * exception, or TS_TO_PYTHON, with nothing changed. The garbage collector does not track the event, and need not if
+ * these values are SCALARS: else each collection would visit the events in the queue.
  */
 TS_INLINE PyObject *
 leave(PyObject *span, int which, int *scalars)
@@ -915,7 +916,7 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
     return span;
 }
 
-/* Entering what stands for an iteration that no handler hears of. */
+/* Enter the stand-in for an iteration without a handler. */
 static PyObject *
 open_unheard(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -928,7 +929,7 @@ open_unheard(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject 
     return step == NULL ? NULL : Py_NewRef(args[0]);
 }
 
-/* Leaving it, with whatever exception. */
+/* Leave it, with any exception. */
 static PyObject *
 leave_unheard(PyObject *Py_UNUSED(owner), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count), PyObject *keywords)
 {
@@ -1016,7 +1017,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_XSETREF(*kept[place], Py_NewRef(found));
     }
-    PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* so far it is the bound __next__ */
+    PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* until now it is the bound __next__ */
     if (counter == NULL) {
         return NULL;
     }
