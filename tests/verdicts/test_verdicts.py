@@ -46,6 +46,22 @@ class TestRecorded:
         assert accused <= {labelled.rank, *labelled.beside}
 
 
+class TestSummary:
+    @pytest.mark.parametrize(
+        ("name", "bound"),
+        [
+            ("plain loop, torchrun: heavy network", "the exchange between ranks: 80 %"),
+            ("Lightning: healthy", "the exchange between ranks: 58 %"),
+            ("sections by hand: forward", "waiting for others: 63 %"),
+            ("plain loop, torchrun: slow ranks in turn", "waiting for others: 50 %"),
+            ("Lightning: a pause every 10 steps", "waiting for others: 59 %"),
+        ],
+    )
+    def test_bound(self, name, bound, real_jobs, tmp_path):
+        """Steps are bound by waiting for others only where a rank is known that the others wait for."""
+        assert f"Steps are bound by {bound} of one is" in real_jobs.replayed(name, tmp_path).verdict.summary
+
+
 class TestViews:
     def test_where_the_time_went(self, real_jobs, tmp_path, capsys):
         """The report, goodput as text and data, compare and top name the same parts of a job, with equal figures."""

@@ -149,7 +149,7 @@ def _summary(report: Report, bound: str) -> str:
         lines.append(f"Half of the steps{whose} took less than {words.seconds(times.p50_s)}.")
     if bound:
         share = sum(part.share for part in report.parts if part.kind == bound)
-        bound_words = _EXCHANGE_BOUND if bound == "waiting" and not report.late else _BOUND_WORDS[bound]
+        bound_words = _BOUND_WORDS[bound] if bound != "waiting" or _is_waited_for(report) else _EXCHANGE_BOUND
         lines.append(f"Steps are {bound_words}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
         if bound == "compute" and _has_wait_in_backward(report):
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
@@ -167,6 +167,12 @@ def _summary(report: Report, bound: str) -> str:
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
 _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
 """The words if no rank is late, so that nobody is waited for."""
+
+
+def _is_waited_for(report: Report) -> bool:
+    """Return whether a rank is known for which the others wait."""
+    pause = report.pauses
+    return bool(worthy(report) or report.what_if.in_turn or (pause is not None and pause.rank is not None))
 
 
 def _has_wait_in_backward(report: Report) -> bool:
