@@ -184,7 +184,7 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
         f"p50 {words.seconds(times.p50_s)}, p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}"
         f"{times.whose(report.ranks_total)}; "
         f"the longest {words.duration(slowest.high)}: step {slowest.high_step} on rank {slowest.high_rank}; "
-        f"▁ is {words.duration(bars.low)}, █ {words.duration(bars.high)}",
+        f"the bars reach from {words.duration(bars.low)} to {words.duration(bars.high)}",
         width,
         "  ",
         "  ",
