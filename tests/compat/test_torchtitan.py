@@ -19,6 +19,7 @@ from trackside.events import CounterWindow, IterationEnded, SpanEnded, SpanEvent
 from trackside.handlers import Capture, replay
 from trackside.handlers.models import TrainingMetrics
 from trackside.handlers.torchtitan import TitanFiles
+from trackside.report import read_report
 
 BEGAN_US = 1_700_000_000_000_000
 
@@ -268,6 +269,27 @@ class TestImport:
         assert sent.startswith("15 records of 2 process(es): 12 events in ")
         steps = [event.step for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
         assert sorted(steps) == [1, 1, 2]
+
+    def test_times(self, write, tmp_path):
+        """
+        A log lasts from its first record to its last one, whenever it is imported; how the run ended is not known.
+
+        Its steps take 100 and 96 ms; the first one's 4 ms more are starting up.
+        """
+        directory = write(step_of(1, 0) + step_of(2, 100_000))
+        assert main(["import", str(directory), "-o", str(tmp_path / "runs")]) == 0
+        result = read_report(tmp_path / "runs").goodput
+        assert result.elapsed_s == pytest.approx(0.196, abs=1e-6)
+        assert result.goodput == pytest.approx(192 / 196, abs=1e-6)
+        (checked,) = trackside.check_logs(tmp_path / "runs").sources
+        assert (checked.ended, checked.first_ns) == ("end of file", BEGAN_US * 1_000)
+
+    def test_large_texts(self, write, tmp_path):
+        """Records with long texts take several frames, and all come back."""
+        lines = [line("x" * 60_000, at_us, 1, log_type="instant") for at_us in range(20)]
+        assert main(["import", str(write(lines)), "-o", str(tmp_path / "runs")]) == 0
+        noted = replay(tmp_path / "runs", to=SpanEventAdded)
+        assert [len(event.name) for event in noted] == [60_000] * 20
 
     def test_two_runs(self, tmp_path, capsys):
         """The records of two runs, in files of the same name, are all in the log: two steps, none repeated."""

@@ -7,17 +7,19 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trackside.bus import Bus
 from trackside.cli._print import UNREADABLE, warn
 from trackside.core.text import printable
 from trackside.events import Event, Source, SourceEnded, SourceStarted, UnreadableError
 from trackside.handlers import EventLog
 from trackside.handlers.torchtitan import TitanFiles
+from trackside.wire import RowEncoder, encode_frame
 
-_CHUNK: Final = 8_000
-"""Events that the bus has room for, whatever their priority."""
+_FRAME_BYTES: Final = 256 << 10
+"""The size at which a frame is cut: with another row it is still smaller than the largest one that readers accept."""
+_ROW_EXTRA_BYTES: Final = 16
+"""Added for each row, so that a frame has fewer rows than readers accept."""
 _FLUSH_S: Final = 60.0
 
 HELP = "make an event log of another system's records"
@@ -54,15 +56,36 @@ def _source_of(event: Event) -> Source:
 
 
 def _write(source: Source, events: Iterator[Event], target: Path) -> int:
-    """Write the events of one process to a log of its own; return how many there were."""
-    count = 0
-    with Bus(source=source) as bus:
-        bus.subscribe(EventLog(target, fsync_s=None))
-        for event in events:
-            if not isinstance(event, (SourceStarted, SourceEnded)):  # the bus writes its own
-                bus.log(event)
-                count += 1
-                if count % _CHUNK == 0:
-                    bus.flush(_FLUSH_S)
-        bus.flush(_FLUSH_S)
+    """
+    Write the events of one process to a log of its own; return how many there were, besides its start and its end.
+
+    Not by a bus: that would begin and end the stream now, and not when the process did.
+    """
+    log, encoder, count, first_seq = EventLog(target, fsync_s=None), RowEncoder(), 0, 0
+    log.open(source)
+    rows: list[bytes] = []
+    schemas: dict[int, Any] = {}
+
+    def cut() -> None:
+        nonlocal first_seq
+        last_seq = first_seq + len(rows) - 1
+        frame = encode_frame(source.id, first_seq, last_seq, dropped={}, schemas=schemas.values(), rows=rows)
+        log.accept(frame, events=len(rows))
+        log.flush(_FLUSH_S)
+        first_seq = last_seq + 1
+        rows.clear()
+        schemas.clear()
+
+    size_bytes = 0
+    for event in events:
+        schema, row = encoder.encode(event, len(rows))
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+        size_bytes += len(row) + _ROW_EXTRA_BYTES
+        count += not isinstance(event, (SourceStarted, SourceEnded))
+        if size_bytes >= _FRAME_BYTES:
+            cut()
+            size_bytes = 0
+    cut()
+    log.close(_FLUSH_S)
     return count

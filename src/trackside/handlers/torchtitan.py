@@ -247,14 +247,16 @@ def _whole(value: Any, otherwise: int = 0) -> int:
 
 
 def _source(path: Path, line: Mapping[str, Any]) -> Source:
-    """Return the source of a file, from its first record; the same for the same file."""
+    """Return the source of a file, from its first record; the same for the same file of a run."""
+    run_id = path.parent.parent.name or "torchtitan"
     rank, local_rank, pid = (_whole(line.get(key)) for key in ("global_rank", "local_rank", "pid"))
     return Source(
-        id=hashlib.blake2b(path.name.encode(), digest_size=8).hexdigest(),
-        run_id=path.parent.parent.name or "torchtitan",
+        id=hashlib.blake2b(f"{run_id}/{path.name}".encode(errors="surrogateescape"), digest_size=8).hexdigest(),
+        run_id=run_id,
         host=str(line.get("host_name") or ""),
         pid=pid,
         rank=rank,
+        world_size=rank + 1,  # no record names it; it is at least that
         local_rank=local_rank,
         application=str(line.get("source") or ""),
     )

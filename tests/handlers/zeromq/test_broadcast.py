@@ -87,6 +87,7 @@ class TestBroadcast:
         log_until_it_comes(job, sub)
         job.log(count=500)
         job.end()
+        job.close(timeout_s=60)
         job.leave()
         events = []
         while not events or events[-1]["type"] != "trackside.source.ended":
@@ -113,6 +114,7 @@ class TestBroadcast:
         ten.log(count=5)
         one.log(count=5)
         one.end()
+        one.close(timeout_s=60)
         one.leave()
         topics, last = set(), ""
         while last != "trackside.source.ended":

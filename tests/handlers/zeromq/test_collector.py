@@ -83,6 +83,7 @@ class TestLogs:
         for rank, job in enumerate(pair):
             job.log(count=3000 + rank)
             job.end()
+            job.close(timeout_s=60)
             job.leave()
 
         assert collector.end()
@@ -220,6 +221,7 @@ class TestModels:
         for rank, job in enumerate(pair):
             job.work(seed=rank, steps=20)
             job.end()
+            job.close(timeout_s=60)
             job.leave()
         assert collector.end()
 
@@ -255,6 +257,7 @@ class TestModels:
         for rank, job in enumerate(pair):
             job.work(seed=2 + rank, steps=20)
             job.end()
+            job.close(timeout_s=60)
             job.leave()
         until(lambda: collector.totals()["ended"] == 2)
         ending = threading.Thread(target=collector.end)

@@ -27,8 +27,8 @@ LEAST_SILENCE_NS: Final = 3 * 10**9
 """A process is not silent before this time has passed, however short its heartbeat interval is."""
 LEAST_DEATH_NS: Final = 60 * 10**9
 """The least silence that counts as death: clocks differ, and a log may wait half as long after a refused write."""
-GOOD_ENDS: Final = frozenset({"", "closed", "exit", "succeeded by another source"})
-"""The reasons of a `SourceEnded` that are not the name of an exception."""
+GOOD_ENDS: Final = frozenset({"", "closed", "exit", "succeeded by another source", "job_end_time", "end of file"})
+"""The reasons of a `SourceEnded` that are not the name of an exception; the last two are those of imported records."""
 
 
 @attrs.frozen(kw_only=True)

@@ -263,6 +263,17 @@ class TestJson:
         found = {"PROGRAM_STARTUP": 6, "PRODUCTIVE": 12}  # the first step takes 6 ns more than the others
         assert result.spent_ns == {**found, bucket: found.get(bucket, 0) + 5}
 
+    @pytest.mark.parametrize(
+        ("reason", "last"),
+        [("exit", 1), ("job_end_time", 1), ("end of file", 1), ("RuntimeError", 0), ("KeyboardInterrupt", 0)],
+    )
+    def test_last_step_without_an_end(self, stream, feed, reason, last):
+        """A step of which only the start is recorded is completed by a good end, and not by an exception."""
+        one = stream().start(1).step_start(0, 10).step_start(1, 20).end(30, reason=reason)
+        result = feed(one).result()
+        assert result.last_step == last
+        assert result.spent_ns["PRODUCTIVE"] == 10 * (last + 1)
+
     def test_startup_of_steps_that_count(self, stream, feed):
         """The first step is compared with the steps that no later attempt did again."""
         first = stream(attempt=0).start(1).step(0, 1, 11).step(1, 11, 15).step(2, 15, 95)

@@ -46,7 +46,7 @@ from trackside.handlers.models.goodput._buckets import (
     kind_of,
 )
 from trackside.handlers.models.goodput._track import Track
-from trackside.handlers.models.liveness import LifeSigns
+from trackside.handlers.models.liveness import GOOD_ENDS, LifeSigns
 
 NEVER: Final = -1
 LATEST_NS: Final = 1 << 62
@@ -384,8 +384,8 @@ def _on_source_started(process: ProcessState, event: SourceStarted) -> None:
 def _on_source_ended(process: ProcessState, event: SourceEnded) -> None:
     process.end_reason = str(event.reason)
     start, process.started_at, process.seen_open = process.started_at, NEVER, None
-    if NEVER != start < event.at_ns:
-        # The end of the last step is not recorded; a process that reports its end has completed it.
+    if NEVER != start < event.at_ns and process.end_reason in GOOD_ENDS:
+        # The end of the last step is not recorded; a process that ends in good order has completed it.
         process.is_restored = process.started_restored
         process.complete(process.started_step, start, event.at_ns, UNSAMPLED)
     process.close(list(process.open_spans), event.at_ns)
