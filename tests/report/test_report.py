@@ -149,6 +149,17 @@ class TestReport:
         assert reported["verdict"]["headline"] == "Nothing stands out."
         assert {"attempts", "steps", "heatmap", "spans", "counters", "losses", "goodput"} <= set(reported)
 
+    def test_json_of_parts(self, made_up):
+        """In JSON a late rank has its steps, and an attempt its goodput."""
+        report = read_report(
+            made_up(factor=lambda rank, step, part: 2.0 if (rank, part) == (2, "model_forward") else 1.0)
+        )
+        reported = json.loads(json.dumps(report.to_json(), allow_nan=False))
+        assert {row["rank"]: row["steps"] for row in reported["late"]} == {2: 299}  # the first step is not compared
+        assert [row["goodput"] for row in reported["attempts"]] == [
+            pytest.approx(bar.goodput) for bar in report.attempts
+        ]
+
     def test_progress(self, made_up):
         """Progress of the reading is reported."""
         reported = []

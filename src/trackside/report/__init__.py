@@ -1,7 +1,7 @@
 """
 Views of a job for people: the report and its verdict, runs, the live view, traces and comparisons.
 
-Imports handlers and what lies below them.
+Imports the handlers and the packages below them.
 """
 
 from trackside.report._build import read_report

@@ -1,4 +1,4 @@
-"""From logs to a report."""
+"""Build a report from logs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _WARM_UP: Final = 0.25
 
 @attrs.frozen
 class Change:
-    """The step at which a series steps up."""
+    """A lasting rise of a series: the index where it begins, and the means before and after it."""
 
     place: int
     before: float
@@ -94,10 +94,10 @@ class Change:
 
 def find_change(lengths: Sequence[float]) -> Change | None:
     """
-    Return where the values became larger for good, if they did by at least a twentieth.
+    Return the lasting rise of *lengths*; None if there is none of at least 5 %.
 
-    The place is where the sum of deviations from the mean is furthest from zero (Page's CUSUM), of values whose ends
-    are pulled in so that a few long steps do not count; whether there is a change at all is for `difference` to say.
+    It begins where the sum of deviations from the mean is lowest (Page's CUSUM). For this sum, the shortest and the
+    longest twentieth are limited, so that a few long steps do not count. `difference` decides whether it is a rise.
     """
     count = len(lengths)
     if count < _FEWEST_STEPS:
@@ -121,7 +121,7 @@ def find_change(lengths: Sequence[float]) -> Change | None:
 
 
 def joined(runs: Iterable[StepLengths]) -> tuple[list[float], list[int]]:
-    """Return the steps of all *runs*, one after the other, without the first of each: it includes starting up."""
+    """Return lengths and numbers of the steps of *runs* in turn without the first two of each: they hold startup."""
     lengths: list[float] = []
     numbers: list[int] = []
     for run in runs:
@@ -143,7 +143,7 @@ class Rise:
 
 
 def find_rises(processes: Iterable[Watched]) -> list[Rise]:
-    """Return the memory that rose, the fastest first."""
+    """Return the memory figures that rose steadily, the largest rise first."""
     found = [
         rise
         for process in processes
@@ -162,14 +162,14 @@ def _rise(process: Watched, name: str, trace: Trace) -> Rise | None:
     quarters = [statistics.median(values[at * size : (at + 1) * size]) for at in range(4)]
     rose = [after - before for before, after in itertools.pairwise(quarters)]
     total = quarters[-1] - quarters[0]
-    # A cache that fills levels off; a leak goes on as it began.
+    # A cache levels off once it is full; a leak continues to grow.
     if min(rose) <= 0 or rose[-1] < total / 6 or quarters[0] <= 0 or total / quarters[0] < _LEAST_GROWTH:
         return None
     return Rise(process, name, values[0], values[-1], times[0], times[-1])
 
 
 def against(before: Iterable[Watched], after: Iterable[Watched]) -> Difference:
-    """Return how the steps of *after* differ from those of *before*, by the first rank of each attempt."""
+    """Return how the step times of *after* differ from those of *before*, from the first rank of each attempt."""
     return difference(_runs(before), _runs(after), TRIM)
 
 
@@ -180,7 +180,7 @@ def _runs(processes: Iterable[Watched]) -> list[list[float]]:
 
 @attrs.define
 class Episode:
-    """The cost of one rank's slowness in one section."""
+    """The slowness of one rank in one section, with its cost."""
 
     rank: int
     node: str
@@ -198,7 +198,7 @@ class Episodes:
         self.found: dict[tuple[int, str], Episode] = {}
         self.latest: ScoreReport | None = None
         self._starts: dict[tuple[int, int], int] = {}
-        """By attempt and window, when it started, in ns since the epoch."""
+        """The start of each window in ns since the epoch, by attempt and window."""
 
     def add(self, report: ScoreReport) -> None:
         """Add the report of one window."""
@@ -213,7 +213,7 @@ class Episodes:
         what = one.what.removeprefix("section ")
         episode, first_step = self.found.get((one.rank, what)), report.first_step
         if episode is None:
-            # It was slow from the first window of its streak on, though it is a straggler only now.
+            # The rank was slow from the first window of its streak on, though it counts as a straggler only now.
             first_step = min(first_step, one.since_step)
             since_ns = self._starts.get((report.attempt, one.since_window), report.start_ns)
             episode = self.found[one.rank, what] = Episode(one.rank, one.node, what, first_step, since_ns)
@@ -223,7 +223,7 @@ class Episodes:
 
 _MOST_LATE: Final = 100
 _SHOWN_FROM: Final = 0.02
-"""Parts that take less of a step than that on every rank are left out: their scores are noise."""
+"""Parts that take a smaller share of a step on every rank are left out: their scores are noise."""
 
 
 def heatmap_of_windows(report: ScoreReport) -> Heatmap:
@@ -240,9 +240,9 @@ def heatmap_of_windows(report: ScoreReport) -> Heatmap:
 
 def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]:
     """
-    Return the stragglers of the windows, for a job of which no steps are known.
+    Return the stragglers of the windows, for a job whose steps cannot be compared.
 
-    A rank that is long in a section in which ranks wait for each other waits for a slow one, and is left out.
+    Sections in which ranks wait for each other are left out: a rank that is long there waits for a slow one.
     """
     found = [
         LateRank(
@@ -268,7 +268,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
 
 
 def heatmap_of_tiles(mains: Sequence[Watched], what_if: WhatIf) -> Heatmap | None:
-    """Return each rank's mean time in the parts of its steps, as scores: the fastest rank's over its own."""
+    """Return scores by part and rank of the latest attempt: the fastest rank's mean time divided by the rank's."""
     found = tiles_of(mains)
     last = found[-1][0].source if found else None
     found = [
@@ -304,7 +304,7 @@ def heatmap_of_tiles(mains: Sequence[Watched], what_if: WhatIf) -> Heatmap | Non
 
 PRODUCTIVE: Final = "PRODUCTIVE"
 LEAST_EXCHANGE_NS: Final = 2e7
-"""An exchange that takes less is not worth a sentence where no span measures it."""
+"""A shorter exchange is not reported if no span or section measures it."""
 _MOST_RANKS: Final = 64
 _MOST_ROWS: Final = 200
 _MOST_GROWTHS: Final = 8
@@ -313,7 +313,7 @@ _MOST_GROWTHS: Final = 8
 def rank_rows(
     processes: Sequence[Watched], exit_status: int | None = None, exits: Mapping[str, ProcessExited] | None = None
 ) -> list[RankRow]:
-    """Return every rank of every attempt, with what became of it; *exit_status* is the launcher's."""
+    """Return every rank of every attempt, with its state; *exit_status* is the launcher's."""
     newest_ns = max(process.last_ns for process in processes)
     mains = [process for process in processes if process.is_rank]
     latest: dict[int, int] = {}
@@ -365,7 +365,7 @@ def _state_of(rows: Iterable[RankRow]) -> str:
 
 
 def _worth_a_look(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
-    """Return the ranks to show: first those that did not end, then those behind, the slow ones, and the others."""
+    """Return the ranks to show: those without a good end first, then the furthest behind, then the slowest."""
 
     def worth(row: RankRow) -> tuple[bool, int, float, int]:
         return row.has_good_end, row.last_step, -(row.mean_step_ns or 0.0), row.rank
@@ -374,7 +374,7 @@ def _worth_a_look(rows: Sequence[RankRow]) -> tuple[RankRow, ...]:
 
 
 def _attempts(model: GoodputAccumulator, session: str, rows: Sequence[RankRow]) -> tuple[AttemptBar, ...]:
-    """Return each attempt's time by bucket."""
+    """Return the attempts, each with its time by bucket."""
     attempts = model.attempts(session=session)
     in_attempts = _in_attempts([attempt.start_ns for attempt in attempts], rows)
     bars = []
@@ -400,9 +400,9 @@ def _attempts(model: GoodputAccumulator, session: str, rows: Sequence[RankRow]) 
 
 def _in_attempts(starts_ns: Sequence[int], rows: Sequence[RankRow]) -> dict[int, list[int]]:
     """
-    Return the places of *rows* by the number of the attempt that they began in; *starts_ns* are in order.
+    Return the indices of *rows* by the attempt in which they began, as its index in *starts_ns*, which is in order.
 
-    Runs of one session may number their attempts alike; what belongs together began within one stretch of time.
+    The time of its start decides, because different runs of a session may use the same attempt numbers.
     """
     found: dict[int, list[int]] = {number: [] for number in range(-1, len(starts_ns))}
     for place, row in enumerate(rows):
@@ -432,14 +432,14 @@ def _marks(found: Iterable[Mark], bars: Sequence[AttemptBar]) -> tuple[Mark, ...
 
 
 def _pauses(mains: Sequence[Watched], what_if: WhatIf) -> Pause | None:
-    """Return the pause that makes steps longer at regular intervals, in the last attempt."""
+    """Return the pauses that make steps of the last attempt longer, as `find_pause` finds them."""
     attempts = by_attempt(mains)
     last = {rank: tiles for rank, (_, tiles) in attempts[-1].items()} if attempts else {}
     return find_pause(last, what_if.waits_in)
 
 
 def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
-    """Return the longest wait for the first batch of the first attempt, beyond that for a usual one, in seconds."""
+    """Return by how many seconds the longest wait for a first batch, in the first attempt, exceeds a usual wait."""
     first = [process.first_batch_ns or 0 for process in mains if process.source.attempt == mains[0].source.attempt]
     usual_ns = sum(part.mean_ns for part in parts if part.name == span_names.DATA_LOADING)
     return max(0.0, max(first, default=0) - usual_ns) / 1e9
@@ -457,9 +457,9 @@ def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
                 totals[known] = totals.get(known, 0.0) + math.fsum(column)
     if not steps or set(totals) <= {OUTSIDE}:
         return ()
-    for name in gathered.waits - totals.keys():  # a section that waits, beside spans
+    for name in gathered.waits - totals.keys():  # a section in which ranks wait, beside spans
         waited = math.fsum(math.fsum(one.record.windows.took.get(name, ())) for one, _ in found)
-        if 0 < waited <= 1.1 * totals.get(OUTSIDE, 0.0):  # else the section lies within a part
+        if 0 < waited <= 1.1 * totals.get(OUTSIDE, 0.0):  # otherwise the section lies within a part
             totals[name] = min(waited, totals[OUTSIDE])
             totals[OUTSIDE] -= totals[name]
     whole = math.fsum(totals.values()) or 1.0
@@ -472,7 +472,7 @@ def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
 
 
 def part_series(gathered: Gatherer) -> dict[str, list[float]]:
-    """Return for each part how long it took in each block of steps, on average over all ranks, in seconds a step."""
+    """Return each part's mean time over all ranks in each block of steps, in seconds per step."""
     sums: dict[str, dict[int, float]] = {}
     counts: dict[int, int] = {}
     ranked = tiles_of(process for process in gathered.processes if process.is_rank)
@@ -493,16 +493,16 @@ def part_series(gathered: Gatherer) -> dict[str, list[float]]:
 
 
 def _waited_share(what_if: WhatIf, made_of: Sequence[Part]) -> float | None:
-    """Return how much of a step the exchange between ranks takes, waiting for late ranks left out."""
-    waiting = {part.name: part.share for part in made_of if part.kind == WAITING}  # known by name
-    is_compared = not waiting.keys().isdisjoint(what_if.waits_in)  # what is no exchange there is waiting for one rank
+    """Return the share of a step that the exchange between ranks takes, if possible without waiting for late ranks."""
+    waiting = {part.name: part.share for part in made_of if part.kind == WAITING}  # by their names
+    is_compared = not waiting.keys().isdisjoint(what_if.waits_in)  # the rest of such a part is waiting for one rank
     if what_if.step_ns and (is_compared or what_if.exchanged_ns >= (1 if waiting else LEAST_EXCHANGE_NS)):
         return what_if.exchanged_ns / what_if.step_ns
     return sum(waiting.values()) if waiting else None
 
 
 def _slowdown(gathered: Gatherer, mains: Sequence[Watched]) -> Slowdown | None:
-    """Return since when steps took longer, and which part of them."""
+    """Return the lasting increase of the step time, and the part that grew most; None if there is no increase."""
     leads = [process for process in mains if process.lengths is not None]
     runs = [process.lengths for process in leads if process.lengths is not None]
     lengths, numbers = joined(runs)
@@ -531,7 +531,7 @@ def _slowdown(gathered: Gatherer, mains: Sequence[Watched]) -> Slowdown | None:
 
 
 def _around(gathered: Gatherer, mains: Sequence[Watched], step: int) -> dict[str, tuple[float, float]]:
-    """Return for each part the mean of a step before *step* and from there on, in ns."""
+    """Return each part's mean time per step before *step* and from *step* on, in ns."""
     sums: dict[str, list[float]] = {}
     counts = [0, 0]
     for _, tiles in tiles_of(mains):
@@ -549,14 +549,14 @@ def _around(gathered: Gatherer, mains: Sequence[Watched], step: int) -> dict[str
             for at, value in enumerate(one.record.windows.took.get(name, ())):
                 own[int(one.record.windows.first_step(at) >= step)] += value
         outside = sums.setdefault(OUTSIDE, [0.0, 0.0])
-        if sum(own) <= 1.1 * sum(outside):  # else the section lies within a part
+        if sum(own) <= 1.1 * sum(outside):  # otherwise the section lies within a part
             sums[name] = own
             sums[OUTSIDE] = [max(0.0, of_all - waited) for of_all, waited in zip(outside, own, strict=True)]
     return {name: (own[0] / (counts[0] or 1), own[1] / (counts[1] or 1)) for name, own in sums.items()}
 
 
 def _growth(mains: Sequence[Watched]) -> tuple[Growth, ...]:
-    """Return which memory grew without end, the fastest of each counter first."""
+    """Return the memory counters that kept growing, each with the rank of its largest rise."""
     rises = find_rises(mains)
     by_name: dict[str, list[Any]] = {}
     for rise in rises:
@@ -576,7 +576,7 @@ def _growth(mains: Sequence[Watched]) -> tuple[Growth, ...]:
 
 
 def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> tuple[NameTotals, ...]:
-    """Return all spans by name, the longest together first."""
+    """Return the totals of all spans by name, the largest total time first."""
     totals: dict[str, list[int]] = {}
     for source in report.sources:
         for row in source.totals:
@@ -587,7 +587,7 @@ def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> 
             known[3] = min(known[3], row.min_ns)
             known[4] = max(known[4], row.max_ns)
     stepped = sum(one.steps for one in mains)
-    if stepped:  # they were counted by themselves
+    if stepped:  # iterations are counted apart from other spans
         extremes = [one for _, one in gathered.steps.points()]
         totals[span_names.TRAINING_ITERATION] = [
             stepped,
@@ -604,7 +604,7 @@ def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> 
 
 
 def _open_spans(report: SpanReport, mains: Sequence[Watched]) -> tuple[OpenRow, ...]:
-    """Return the spans that did not end, the longest open first: of each process the innermost alone."""
+    """Return the innermost span of each process that did not end, the longest open first."""
     known = {process.source.id: process for process in mains}
     found = []
     for source in report.sources:
@@ -620,7 +620,7 @@ def _open_spans(report: SpanReport, mains: Sequence[Watched]) -> tuple[OpenRow, 
 
 
 def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow, ...]:
-    """Return the exceptions that were raised, each once, the first one first."""
+    """Return the errors that were recorded or that ended a process, each once; fatal ones first, then by time."""
     last = {(row.rank, row.attempt): row for row in rows}
     found = []
     for process in mains:
@@ -660,7 +660,7 @@ def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow
 
 
 def _standstills(mains: Sequence[Watched]) -> Iterator[Standstill]:
-    """Yield, of one attempt, the saves of the rank that spent most time on them, and likewise the evaluations."""
+    """Yield the saves, and then the evaluations, of the rank and attempt that spent most time on them."""
     for kind in ("checkpoint", "validation"):
         found = [(process, *process.standstills[kind]) for process in mains if kind in process.standstills]
         if not found:
@@ -682,7 +682,7 @@ def _standstills(mains: Sequence[Watched]) -> Iterator[Standstill]:
 
 
 def _stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:
-    """Return the stalls that ranks noticed, by time."""
+    """Return the stalls that ranks recorded, by time."""
     found = [
         StallRow(
             rank=process.source.rank,
@@ -704,7 +704,7 @@ def _stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:
 
 
 def _not_finite(mains: Sequence[Watched]) -> NotFinite | None:
-    """Return since when the loss was not finite; None if it always was."""
+    """Return the first loss that was not finite, and the ranks that had one; None if every loss was finite."""
     found = [process for process in mains if process.not_finite_step is not None]
     if not found:
         return None
@@ -775,7 +775,7 @@ def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:
 
 
 def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iterable[Unwritten]) -> Losses:
-    """Return the losses: events and bytes that the logs do not hold."""
+    """Return the losses: the events, bytes, files, windows and steps that the report lacks."""
     own = {process.source.id for process in gathered.processes}
 
     def counted(name: str) -> int:
@@ -797,7 +797,12 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iter
 
 
 def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence[AttemptBar]) -> Iterator[Unwritten]:
-    """Yield what each rank without an end record did not write: measured by a rank in step with it, else by time."""
+    """
+    Yield the most steps that the log of each rank without an end may lack.
+
+    They reach to the furthest rank's last step, and one further if a rank ended. If none ended, `unwritten_steps` is
+    the least number.
+    """
     in_attempts = _in_attempts([bar.start_ns for bar in bars], rows)
     for bar in bars:
         own = in_attempts[bar.number]
@@ -813,7 +818,7 @@ def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence
 
 
 def step_time(mains: Iterable[Watched]) -> StepQuantiles:
-    """Return the quantiles of the step times of each attempt's first rank, by nearest rank."""
+    """Return quantiles (nearest-rank method) of the step times of the first rank of each attempt."""
     leads = [(process.source.rank, process.lengths.lengths_ns) for process in mains if process.lengths is not None]
     times_ns = sorted(itertools.chain.from_iterable(lengths_ns for _, lengths_ns in leads))
     if not times_ns:
@@ -825,7 +830,7 @@ def step_time(mains: Iterable[Watched]) -> StepQuantiles:
 
 
 def _rates(mains: Sequence[Watched], result: GoodputResult) -> tuple[float | None, float | None]:
-    """Return samples and tokens per second of productive time; each rank reports those of all ranks together."""
+    """Return samples and tokens per second of step time; each rank reports those of all ranks together."""
     lead = [process for process in mains if process.lengths is not None]
     seconds = sum(process.steps_ns for process in lead) / 1e9
     if not seconds or not result.productive_s:
@@ -838,7 +843,7 @@ MOST_POINTS: Final = 600
 _MANY_OBJECTS: Final = 100_000
 
 Progress = Callable[[int, int, int], None]
-"""Called with the number of sources that were read, the number of all sources, and the events so far."""
+"""Called with the number of sources already read, the number of all sources, and the number of events so far."""
 
 
 @attrs.frozen
@@ -848,7 +853,7 @@ class Chosen:
     session: str
     others: tuple[str, ...]
     sources: list[tuple[Source, Iterator[Sequence[Event]]]]
-    """By start of the attempt, and rank."""
+    """Ordered by start of the attempt, ranks before their workers, and rank."""
 
 
 def read_report(
@@ -862,11 +867,11 @@ def read_report(
     Read logs, and return the report on them.
 
     Args:
-        paths: Log files, or directories with such at any depth.
-        session: Its tag or, without one, its run id; the one that started last unless given.
-        run: The id of the one run of the session to read; all of its runs unless given.
-        baseline: Logs of runs that this one is expected to match.
-        progress: Called with how far the reading is.
+        paths: Log files, or directories that contain log files at any depth.
+        session: The tag of the session or, without one, its run id; by default the session that started last.
+        run: The id of the only run of the session to read; by default all of its runs.
+        baseline: Logs of runs whose step times the session is expected to match.
+        progress: Called with the progress of the reading.
 
     Raises:
         UnreadableError: There is nothing to read.
@@ -893,7 +898,7 @@ def _read_report(
 
 def choose(recorded: Replay, session: str | None, run: str | None = None) -> Chosen:
     """
-    Return the sources of *session*, by default the one that started last; if *run* is given, those of that run alone.
+    Return the sources of *session*, by default of the one that started last; if *run* is given, only those of *run*.
 
     Raises:
         UnreadableError: No log holds anything.
@@ -925,7 +930,7 @@ def choose(recorded: Replay, session: str | None, run: str | None = None) -> Cho
 
 
 def _events_of(frames: Iterator[FrameView], source: Source | None) -> Iterator[Sequence[Event]]:
-    """Yield the events of each frame; a source that was given another run id has it there."""
+    """Yield the events of each frame; if *source* is given, it replaces the source of the events."""
     for frame in frames:
         events = frame.events
         if source is not None:
@@ -947,7 +952,7 @@ def gather(sources: Sequence[tuple[Source, Iterator[Sequence[Event]]]], progress
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Run the garbage collector less often: events form no cycles, and collections took a fifth of the time."""
+    """Run the garbage collector less often: events form no reference cycles, and it took a fifth of the time."""
     before = gc.get_threshold()
     if before[0]:  # 0 says that it is off
         gc.set_threshold(max(before[0], _MANY_OBJECTS), *before[1:])
@@ -966,7 +971,7 @@ def _reported(
 
 
 def _episodes(gathered: Gatherer, recorded: Replay, paths: Sequence[Any]) -> tuple[Episodes, ScoreAggregator]:
-    """Score the windows in the order of their times; if not all fit into memory, the logs are read once more."""
+    """Score the windows in the order of time; if they are too many to be kept in memory, read the logs once more."""
     episodes = Episodes()
     aggregator = ScoreAggregator(on_leave=episodes.add)
     events: Iterable[Event]

@@ -1,4 +1,4 @@
-"""The comparison of two sets of runs: changes, and whether each can be chance."""
+"""The comparison of two sets of runs: the changes, and whether chance can explain each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BETTER, WORSE, SAME = "better", "worse", "no difference shown"
 LEAST: Final = 0.01
 """A smaller change of the step time does not matter, however certain it is."""
 LEAST_GOODPUT: Final = 0.02
-"""The same for goodput, in percentage points."""
+"""A smaller change of goodput or another share of the time does not matter: 2 percentage points."""
 _WINDOWS: Final = 40
 _FEWEST_STEPS: Final = 20
 _MOST_LATE: Final = 3
@@ -41,7 +41,7 @@ class Side:
     ranks: int
     steps: int
     step_p50_s: float | None
-    """The median step time, as the report has it; None without steps."""
+    """The median step time, as in the report; None without steps."""
     unread: tuple[str, ...]
     """The reasons why whole files were not read."""
 
@@ -52,7 +52,7 @@ class Row:
 
     name: str
     is_share: bool
-    """Whether it is a share of the time, so that its change is in points; else it is in seconds."""
+    """Whether it is a share of the time, whose change is a difference of shares; otherwise it is in seconds."""
     difference: Difference
     is_worse_when_larger: bool
     least: float
@@ -74,22 +74,22 @@ class Comparison:
     before: Side
     after: Side
     judged: tuple[Row, ...]
-    """The rows that the verdict is made of: typical and mean step time, and goodput."""
+    """The rows that decide the verdict: typical and mean step time, and goodput."""
     buckets: tuple[Row, ...]
     parts: tuple[Row, ...]
-    """The spans or sections of a step that both have."""
+    """The parts of a step that both sides have: spans or sections."""
     settings: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
-    """The hyper-parameters that differ, by name: the values in the runs before and after, none where it was not set."""
+    """For each hyper-parameter that differs, its values before and after; an empty tuple if it was not set."""
     notes: tuple[str, ...]
 
     @property
     def verdict(self) -> str:
-        """``worse`` if anything judged is, else ``better`` if anything is, else ``no difference shown``."""
+        """``worse`` if a judged row is worse, else ``better`` if one is better, else ``no difference shown``."""
         verdicts = {row.verdict for row in self.judged}
         return next((one for one in (WORSE, BETTER) if one in verdicts), SAME)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the comparison as plain data."""
 
         def plain(row: Row) -> dict[str, Any]:
             figures = {key: _finite(value) for key, value in attrs.asdict(row.difference).items()}
@@ -115,27 +115,27 @@ def _finite(value: float | None) -> float | None:
 
 @attrs.frozen
 class Selected:
-    """The runs to read, and their directory."""
+    """The runs to read: the name of their set, and the paths of their logs."""
 
     name: str
     paths: Sequence[str | os.PathLike[str]]
     wanted: Wanted | None = None
-    """All unless given."""
+    """Selects the sources to read; None for all."""
 
 
 def compare(before: Selected, after: Selected, *, least: float = LEAST, progress: Progress | None = None) -> Comparison:
     """
     Compare two sets of runs.
 
-    The typical step time is the mean of all steps but the shortest and the longest tenth, of each attempt's first
-    rank; the first two steps of each attempt are left out. Its error allows for steps that depend on those before them
-    and, where there are several runs, for their differences.
+    The typical step time is the mean of the steps of each attempt's first rank, except the shortest and the longest
+    tenth; the first two steps of each attempt are left out. Its error allows for steps that depend on earlier ones
+    and, if there are several runs, for the differences between them.
 
     Args:
         before: The reference.
-        after: What is judged.
+        after: The runs that are judged.
         least: The share by which step time must change to matter.
-        progress: Called with how far the reading is.
+        progress: Called with the progress of the reading.
 
     Raises:
         UnreadableError: There is nothing to read.
@@ -178,7 +178,7 @@ def _share(
 
 
 class _Read:
-    """One set of runs, read."""
+    """The events of one set of runs, as they were read."""
 
     def __init__(self, side: Side, gathered: Gatherer) -> None:
         self.side = side
@@ -199,7 +199,7 @@ class _Read:
         return [[length / _S for length in joined(own)[0]] for own in runs.values()]
 
     def notes(self) -> Iterator[str]:
-        """Yield of each run the first rank of its last attempt that did not end well, and the ranks that were late."""
+        """Yield notes on each run: the rank of its last attempt that failed first, and the ranks that were late."""
         by_run: dict[str, list[Watched]] = {}
         for process in self.gathered.processes:
             if process.is_rank:
@@ -216,11 +216,11 @@ class _Read:
                 yield f"{self.side.name}: rank {late.rank} of run {run_id} is {late_words(late)}"
 
     def values(self, name: str) -> tuple[str, ...]:
-        """Return the values that the hyper-parameter *name* has in the runs, each once."""
+        """Return the different values of the hyper-parameter *name* in the runs."""
         return tuple(dict.fromkeys(str(own[name]) for own in self.gathered.configs.values() if name in own))
 
     def shares(self, of: Callable[[GoodputResult], float]) -> list[list[float]]:
-        """Return a share of each session's time, window by window."""
+        """Return the share *of* each window of time, session by session."""
         return [[of(window) for window in windows] for windows in self.windows.values()]
 
 
@@ -264,7 +264,7 @@ def _bucket_of(name: str) -> Callable[[GoodputResult], float]:
 
 
 def _buckets(here: _Read, there: _Read) -> Iterable[Row]:
-    """Return every bucket, the largest first, those that are empty on both sides included."""
+    """Return all buckets, the largest first; buckets that are empty on both sides are included."""
     windows = [window for side in (here, there) for own in side.windows.values() for window in own]
     names = dict.fromkeys(name for window in windows for name in window.named_badput_s)
     rows = [_share(name, here.shares(_bucket_of(name)), there.shares(_bucket_of(name))) for name in names]

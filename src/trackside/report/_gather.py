@@ -1,4 +1,4 @@
-"""One reading of a session, for all that a report contains."""
+"""Read the events of a session once, for everything that a report contains."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MOST_SAMPLES: Final = 64
 
 @attrs.define
 class Bin:
-    """One stretch of time."""
+    """The values of one stretch of time."""
 
     count: int = 0
     total: float = 0.0
@@ -62,7 +62,7 @@ class Bin:
     high: float = -math.inf
     high_step: int = -1
     high_rank: int = -1
-    """The step and the rank of `high`."""
+    """`high_step` and `high_rank` are the step and the rank of `high`."""
     first_step: int = -1
     last_step: int = -1
     samples: list[float] = attrs.field(factory=list)
@@ -114,7 +114,7 @@ class Bin:
             self.stride *= 2
 
     def merge(self, other: Bin) -> None:
-        """Add all of *other*."""
+        """Add the values of *other*."""
         if other.high > self.high:
             self.high, self.high_step, self.high_rank = other.high, other.high_step, other.high_rank
         self.low = min(self.low, other.low)
@@ -128,7 +128,7 @@ class Bin:
 
     @property
     def median(self) -> float:
-        """The median: exact of up to 63 values, else of as many, evenly spaced."""
+        """The median: exact for up to 63 values, otherwise of 32 to 63 samples of them."""
         return statistics.median(self.samples)
 
     @property
@@ -159,7 +159,7 @@ class Bins:
         return len(self._bins)
 
     def add(self, at_ns: int, value: float, step: int = -1, rank: int = -1) -> None:
-        """Add a *value* of the time *at_ns*."""
+        """Add the *value* at the time *at_ns*."""
         place = at_ns >> self._shift
         try:
             found = self._bins[place]
@@ -172,13 +172,13 @@ class Bins:
         found.add(value, step, rank)
 
     def add_many(self, times_ns: Sequence[int], values: Sequence[float], steps: Sequence[int], rank: int) -> None:
-        """Add values of one rank, in the order of their times; where these are not in order, one by one."""
+        """Add values of one rank; if their times are not in order, this takes longer."""
         place, count = 0, len(times_ns)
         if any(map(operator.gt, times_ns, islice(times_ns, 1, None))):
             for at_ns, value, step in zip(times_ns, values, steps, strict=True):
                 self.add(at_ns, value, step, rank)
             return
-        if times_ns[-1] - times_ns[0] >> self._shift >= count:  # far apart: about one to a stretch
+        if times_ns[-1] - times_ns[0] >> self._shift >= count:  # far apart: about one per stretch
             self._add_sparse(times_ns, values, steps, rank)
             return
         while place < count:
@@ -203,7 +203,7 @@ class Bins:
                 self.add(at_ns, value, step, rank)
                 bins, shift = self._bins, self._shift
             elif found.low <= value <= found.high and step == found.last_step and found.count % found.stride:
-                found.count += 1  # where ranks keep step with each other, most are like this
+                found.count += 1  # the most frequent case if ranks train in step
                 found.total += value
             else:
                 found.add(value, step, rank)
@@ -232,7 +232,7 @@ class Bins:
         return (max(self._bins) - min(self._bins) << self._shift) // most + 1
 
     def coarse(self, most: int) -> list[tuple[int, Bin]]:
-        """Return at most *most* points: neighbours made one, the extremes kept."""
+        """Return at most *most* points: neighbours are merged, and extremes are kept."""
         points, size = self.points(), self.width_of(most)
         if len(points) <= most:
             return points
@@ -248,7 +248,7 @@ class Bins:
 
 
 def plain(points: list[tuple[int, Bin]]) -> list[dict[str, Any]]:
-    """Return *points* as plain data, of step times in ns."""
+    """Return *points*, which are step times in ns, as plain data."""
     return [
         {
             "at_ns": at_ns,
@@ -290,14 +290,14 @@ class Trace:
 
 @attrs.define
 class StepLengths:
-    """The lengths of the steps of one process, in order; of very many the means of some that follow each other."""
+    """The lengths of the steps of one process, in order; if they are very many, the means of blocks of steps."""
 
     lengths_ns: array[float] = attrs.field(factory=lambda: array("d"))
     numbers: array[int] = attrs.field(factory=lambda: array("q"))
     """The first step of each block."""
     block: int = 1
     _held: list[tuple[int, float]] = attrs.field(factory=list)
-    """Steps that do not make a block yet."""
+    """Steps that do not fill a block yet."""
 
     def add_many(self, steps: Sequence[int], lengths_ns: Sequence[float]) -> None:
         """Add the next steps."""
@@ -334,7 +334,7 @@ class Raised:
     at_ns: int
     step: int
     span: str
-    """The innermost span that it left; empty if it left none."""
+    """The innermost span that it passed through; empty if there was none."""
     type: str
     message: str
     is_out_of_memory: bool
@@ -362,9 +362,9 @@ class Stall:
     span: str
     """The innermost span that was open."""
     where: str
-    """The place of its main thread, from its stack."""
+    """The place of its main thread in the code, from its stack."""
     waits: bool
-    """Whether that is an exchange with other ranks."""
+    """Whether the main thread was in an exchange with other ranks."""
     collective: str
     ended_ns: int | None = None
     """The time when the next step ended; None if none did."""
@@ -372,7 +372,7 @@ class Stall:
     @classmethod
     def of(cls, event: StallDetected) -> Stall:
         """Return the stall that *event* reports."""
-        thread, stack = next(iter(event.stacks.items()), ("", ""))  # the main thread's comes first
+        thread, stack = next(iter(event.stacks.items()), ("", ""))  # the main thread comes first
         name = [*event.open_spans.get(thread, []), "", ""][1]
         last = event.collectives[-1] if event.collectives else {}
         collective = " ".join(
@@ -382,7 +382,7 @@ class Stall:
             step=event.step,
             began_ns=event.at_ns - (clock.ns_of(event.stalled_s) or 0),
             usual_s=event.usual_s,
-            # A wait for a batch has no open span: only when the batch came it is known that there is an iteration.
+            # A wait for a batch has no open span: an iteration is known to exist only after its batch came.
             span=span_names.DATA_LOADING if _OF_A_LOADER.search(stack) else str(name),
             where=place_in(stack),
             waits=bool(_OF_AN_EXCHANGE.search(stack)),
@@ -391,7 +391,7 @@ class Stall:
 
 
 def place_in(stack: str) -> str:
-    """Return the innermost frame of *stack* in words, and from where in the program's own code it was called."""
+    """Return the innermost frame of *stack* in words, and the place in the program's own code that called it."""
     frames = stack.splitlines()
     if not frames:
         return ""
@@ -405,21 +405,21 @@ def place_in(stack: str) -> str:
 
 @attrs.define(eq=False)
 class Watched:
-    """The facts read of one process."""
+    """The facts about one process, from its events."""
 
     source: Source
     first_ns: int = 0
     last_ns: int = 0
     heartbeat_interval_ns: int | None = None
-    """By its heartbeats; None if there was none."""
+    """The interval that its heartbeats report; None if there was none."""
     end_reason: str | None = None
-    """The reason why it ended, in its own words; None if it did not say."""
+    """The reason of its end, as it recorded it; None if it recorded no end."""
     steps: int = 0
     steps_ns: int = 0
     """The sum of the lengths of its steps."""
     last_step: int = -1
     first_batch_ns: int | None = None
-    """The time for which it waited for the first batch; None before that came."""
+    """The time for which it waited for the first batch; None if no batch came yet."""
     step_ended_ns: int = 0
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=MOST_ENDS))
     """The times when the last steps ended."""
@@ -429,24 +429,24 @@ class Watched:
     counts: dict[str, Any] = attrs.field(factory=dict)
     """The counts of the bus, as the last heartbeat reported them."""
     memory: dict[str, Trace] = attrs.field(factory=dict)
-    """By name, the counters whose unit is bytes."""
+    """The counters whose unit is bytes, by name."""
     lengths: StepLengths | None = None
-    """Kept of the first rank of an attempt."""
+    """The lengths of its steps; only for the first rank of an attempt."""
     record: StepRecord = attrs.field(factory=StepRecord)
     """The steps by their parts."""
     raised: list[Raised] = attrs.field(factory=list)
-    """The exceptions that left spans, each once; the first 64."""
+    """The first 64 exceptions that were recorded, each once."""
     not_finite_step: int | None = None
     """The first step whose loss was NaN or infinite; None if all were finite."""
     not_finite: str = ""
     """That loss: ``nan``, ``inf`` or ``-inf``."""
     not_finite_ns: int = 0
     last_step_by_stat: dict[str, int] = attrs.field(factory=dict)
-    """By name of a stat of losses: the last step that had ended when its latest window was read."""
+    """By name of each stat of losses, the last step that had ended when its latest window was read."""
     stalls: list[Stall] = attrs.field(factory=list)
-    """The latest of them."""
+    """The latest 16 stalls."""
     standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
-    """For saves and evaluations, by kind: the start of the first one, in ns since the epoch, and how long they took."""
+    """By kind (saves, evaluations), the start of the first one, in ns since the epoch, and their durations, in ns."""
 
     @property
     def is_rank(self) -> bool:
@@ -470,9 +470,9 @@ _OUT_OF_MEMORY: Final = re.compile(
 )
 _MOST_MARKS: Final = 2_000
 MOST_WINDOWS: Final = 40_000
-"""Windows of sections to keep in memory; of more than that a second reading, by time, is made."""
+"""The most windows of sections to keep in memory; if there are more, the logs are read again, by time."""
 LEVELS: Final = ("value", "mean", "p50", "max")
-"""Aggregations; the first one that a window has gives the level of its counter."""
+"""Aggregations in order of preference: the first one that a window has is the level of its counter."""
 MARKED: Final = {
     span_names.CHECKPOINT_SAVE_SYNC: "checkpoint",
     span_names.CHECKPOINT_SAVE_ASYNC: "checkpoint",
@@ -482,7 +482,7 @@ MARKED: Final = {
 }
 
 _MOST_TILED: Final = 400_000
-"""Blocks of steps to keep, over all ranks."""
+"""The most blocks of steps to keep, over all ranks."""
 
 Consume = Callable[[Any], object]
 
@@ -502,7 +502,7 @@ class Mark:
 
 
 def is_out_of_memory(kind: str, message: str) -> bool:
-    """Return whether an exception says that memory ran out: torch's own types, Python's, or the messages of CUDA."""
+    """Return whether an exception means that memory ran out, by its type (torch's or Python's) or its message."""
     return kind.rpartition(".")[2] in {"OutOfMemoryError", "MemoryError"} or bool(_OUT_OF_MEMORY.search(message))
 
 
@@ -518,7 +518,7 @@ class OwnEvents:
     last: dict[str, Any] = attrs.field(factory=dict)
     """The fields of the latest one."""
     levels: dict[str, Bins] = attrs.field(factory=dict)
-    """The fields that are numbers."""
+    """The values of fields that are numbers, by name."""
 
     def add(self, event: Event, rank: int) -> None:
         """Add one event of *rank*."""
@@ -554,9 +554,9 @@ class Gatherer:
         self.waits: set[str] = set()
         """The sections in which ranks wait for each other."""
         self.levels: dict[str, Bins] = {}
-        """By name, where counters stood, and the values that `trackside.metrics` recorded."""
+        """The levels of counters, and the values that `trackside.metrics` recorded, by name."""
         self.latest: dict[str, tuple[int, float]] = {}
-        """The latest of these values by name: its time, in ns since the epoch, and the value."""
+        """The latest value of each name from `trackside.metrics`: its time, in ns since the epoch, and the value."""
         self.loss = Bins(_COARSE)
         self.marks: list[Mark] = []
         self.marks_left_out = 0
@@ -570,12 +570,12 @@ class Gatherer:
         self.exit_status: int | None = None
         """The exit status of the program that `trackside run` started; None if it is not known."""
         self.exits: dict[str, ProcessExited] = {}
-        """The exits of its processes, by source."""
+        """The exits of processes that it saw, by source id."""
         self._leads: dict[tuple[str, int], str] = {}
         self._begun: dict[str, Watched] = {}
         self._iterations: list[IterationEnded] = []
         self._step_times_ns: list[int] = []
-        """The times of these iterations, from step to step."""
+        """The step times of `_iterations`, in ns."""
         self._run: list[Any] = []
         self._is_lead = False
         self._now = Watched(Source.unknown(""))
@@ -589,11 +589,11 @@ class Gatherer:
             if not batch:
                 continue
             if batch[0].source.id != self._now.source.id:
-                self._turn_to(batch[0].source)  # the logs of several were joined to one file
+                self._turn_to(batch[0].source)  # the logs of several processes were joined into one file
             view = FrameView(batch[-1].source, batch)
             self.goodput.consume(view)
             self.counters.consume(view)
-            # Iterations are counted here: as spans they would cost more than all else.
+            # Iterations are counted here: as spans they would take more time than everything else.
             spans = [event for event in batch if not isinstance(event, IterationEnded)]
             self.spans.consume(FrameView(view.source, spans))
             now, last_ns, run = self._now, self._now.last_ns, self._run
@@ -669,7 +669,7 @@ class Gatherer:
         ]
 
     def _iterate(self, run: Sequence[IterationEnded]) -> int:
-        """Read iterations that follow each other, and return the time of the last one, in ns since the epoch."""
+        """Read consecutive iterations, and return the latest of their times, in ns since the epoch."""
         self._keep(run)
         return max([event.at_ns for event in run])
 
@@ -688,7 +688,7 @@ class Gatherer:
                 self._step_times_ns.append(interval.step_ns)
 
     def _settle(self) -> None:
-        """Add the training iterations of a batch together: one by one they would take a third of all the time."""
+        """Add the training iterations of a batch at once: one by one, they would take a third of the whole time."""
         now, ended, self._iterations = self._now, self._iterations, []
         lengths, self._step_times_ns = self._step_times_ns, []
         steps = [event.step for event in ended]
@@ -730,7 +730,7 @@ class Gatherer:
         if event.name == span_names.DATA_LOADING and self._now.first_batch_ns is None:
             self._now.first_batch_ns = event.duration_ns
         if kind is not None and self._now.is_rank:
-            saved = event.attributes.get(span_names.CURRENT_ITERATION)  # between two steps an event is in none
+            saved = event.attributes.get(span_names.CURRENT_ITERATION)  # an event between two steps has no step
             step = saved if type(saved) is int and event.step < 0 else event.step
             if event.name in STANDSTILLS:
                 _, took = self._now.standstills.setdefault(kind, (began_ns, Bin()))
@@ -746,7 +746,7 @@ class Gatherer:
         self._add_raised(event, event.span_name, event.type, event.message, is_out_of_memory=is_full)
 
     def _add_raised(self, event: Event, span: str, kind: str, message: str, *, is_out_of_memory: bool) -> None:
-        """Record an exception once, though the spans that it leaves may say it again."""
+        """Record an exception once, even if several spans that it passes through report it."""
         raised = self._now.raised
         if any((one.type, one.message) == (kind, message) for one in raised[-4:]):
             return
@@ -789,7 +789,7 @@ class Gatherer:
             self._now.last_step_by_stat[event.name] = self._now.last_step
         if level is None or not event.count or not math.isfinite(level):
             return
-        # Each value that `trackside.metrics` records is known, and the window would repeat their mean.
+        # Values from `trackside.metrics` are known one by one, so their window would only repeat their mean.
         if event.name not in self.latest and not self._add_level(event.name, event.end_ns, level, event.step):
             return
         if event.unit in BYTE_UNITS:
@@ -811,7 +811,7 @@ class Gatherer:
         return True
 
     def _step_of_non_finite(self, event: CounterWindow) -> int:
-        """Return the step in which the first such sample of a window came, as if each step recorded as many."""
+        """Return the step of the first sample of a window that is not finite, if each step recorded equally many."""
         now = self._now
         before = now.last_step_by_stat.get(event.name, now.last_step - now.steps)
         recorded = max(1, event.count + event.non_finite)

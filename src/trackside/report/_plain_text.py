@@ -1,4 +1,4 @@
-"""A report as lines of text, each of styled pieces: a terminal shows them in colour, a pipe without."""
+"""A report as lines of styled text: a terminal shows the styles, a pipe only the text."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trackside.report._verdict_rules import explained, loss_words, lost_words, w
 from trackside.report._whatif import since_words
 
 Line = list[tuple[str, str]]
-"""Pieces of text, each with its style as rich names it; empty for none."""
+"""The pieces of a line: a text and the name of its style in rich, empty for no style."""
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _MOST: Final = 10
 _MOST_ATTEMPTS: Final = 20
 _MOST_SETTINGS: Final = 40
 _LEAST_SHARE: Final = 0.0005
-"""A share that would be shown as 0.0 % is left out."""
+"""Smaller shares would be shown as 0.0 %, and are left out."""
 _SLOW: Final = 0.75
 _VERDICT_STYLES: Final = {"good": "bold green", "bad": "bold red", "running": "bold yellow"}
 _NARROW: Final = 40
@@ -33,12 +33,12 @@ _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ns|µs|ms|s|min|h|days?|[K
 
 def report_lines(report: Report, width: int = 100, *, is_explained: bool = False) -> Iterator[Line]:
     """
-    Yield *report* line by line: the verdict, then what it rests on.
+    Yield *report* line by line: the verdict, then its evidence.
 
     Args:
         report: The report.
-        width: The columns to use.
-        is_explained: Whether to say of each rule why it spoke or did not.
+        width: The columns to use, 40 or more.
+        is_explained: Whether to explain for each rule why it reported something or did not.
     """
     width = max(_NARROW, width)
     for line in _lines(report, width, is_explained=is_explained):
@@ -76,7 +76,7 @@ def _heading(text: str) -> Iterator[Line]:
 
 def _wrapped(text: str, width: int, first: str, rest: str, style: str = "") -> Iterator[Line]:
     """
-    Yield *text* in lines; a word that is longer, such as a path, stays in one piece and can be pasted.
+    Yield *text* in lines. A word that is longer than a line, such as a path, is not broken, so that it can be pasted.
 
     A figure and its unit stay in one line.
     """
@@ -162,7 +162,7 @@ def _attempts(report: Report, width: int) -> Iterator[Line]:
 
 
 def cells(lengths: Sequence[float], room: int) -> list[int]:
-    """Return how many of *room* cells each of *lengths* gets; none is left over."""
+    """Return how many of *room* cells each of *lengths* gets; no cell is left over unless all lengths are 0."""
     total = sum(lengths)
     if not total:
         return [0] * len(lengths)
@@ -215,13 +215,13 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
 
 
 def spark(values: Sequence[float], room: int) -> str:
-    """Return the finite ones of *values* as a line of blocks of at most *room* characters."""
+    """Return the finite *values* as a line of blocks, of at most *room* characters."""
     return sparks(values, room).lines[0]
 
 
 def sparks(values: Sequence[float], room: int) -> Chart:
-    """Return the finite ones of *values* as one line of bars, of at most *room* characters."""
-    # Bars from the least value on would make values that hardly differ look far apart.
+    """Return the finite *values* as one line of bars, of at most *room* characters."""
+    # If the bars began at the least value, values that hardly differ would look far apart.
     return chart(values, room, 1, low=max(filter(math.isfinite, values), default=0.0) / 2)
 
 
@@ -230,7 +230,7 @@ class Chart:
     """Values as bars of blocks."""
 
     lines: tuple[str, ...]
-    """From the top; each ends with its last block."""
+    """From top to bottom, without spaces at their ends."""
     low: float
     high: float
     """The values at which the lowest line begins and the highest one ends."""
@@ -238,9 +238,9 @@ class Chart:
 
 def chart(values: Sequence[float], room: int, height: int, *, low: float | None = None) -> Chart:
     """
-    Return the finite ones of *values* as bars, of at most *room* characters in *height* lines.
+    Return the finite *values* as bars, of at most *room* characters in *height* lines.
 
-    They begin at *low* if all values are above it; by default at the least value.
+    The bars begin at *low* if all values are above it, and else at the least value.
     """
     values = [value for value in values if math.isfinite(value)]
     if not values or room < 1:
@@ -251,7 +251,7 @@ def chart(values: Sequence[float], room: int, height: int, *, low: float | None 
         for at in range(min(room, len(values)))
     ]
     low, high = min(held if low is None else (low, *held)), max(held)
-    span = high / 2 - low / 2  # halved, because the whole may be more than a float holds
+    span = high / 2 - low / 2  # halved, because the whole difference may overflow a float
     most = len(BLOCKS) * height
     levels = [1 + (round((value / 2 - low / 2) / span * (most - 1)) if span else 0) for value in held]
     lines = []

@@ -1,4 +1,4 @@
-"""The contents of a report: plain data, which text, page and JSON only show."""
+"""The contents of a report: plain data, which the text, the page and the JSON only show."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class BucketStyle:
     meaning: str
     light: str
     dark: str
-    """Colours, on light and on dark ground; distinct also for people who see fewer of them."""
+    """The colours on a light and a dark background; colour-blind people can tell them apart."""
     terminal: str
-    """A colour for a terminal, whose ground may be light or dark."""
+    """The colour in a terminal, whose background may be light or dark."""
 
 
 PRODUCTIVE: Final = "PRODUCTIVE"
@@ -67,18 +67,18 @@ _ELSE: Final = BucketStyle("", "a bucket of the job's own", "#5b4fb3", "#958af0"
 
 
 def shown(bucket: str) -> BucketStyle:
-    """Return how *bucket* is shown; custom and elastic ones have one colour and their own name."""
+    """Return the appearance of *bucket*; custom and elastic ones share a colour and have their own names."""
     return _SHOWN.get(bucket) or attrs.evolve(_ELSE, name=bucket.lower().replace("_", " "))
 
 
 _LEAST_BEFORE_START_S: Final = 0.5
 
 SCHEMA: Final = "trackside.report/1"
-"""The version of `Report.to_json`: it grows by names, and a name keeps its meaning."""
+"""The version of `Report.to_json`: names may be added, and a name keeps its meaning."""
 NOTHING: Final = "Nothing stands out."
 
 Points = list[tuple[int, Bin]]
-"""By time, in ns since the epoch."""
+"""Pairs of a time, in ns since the epoch, and the values around it; ordered by time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,20 +104,20 @@ class Finding:
     since_ns: int | None = None
     since_step: int | None = None
     until_step: int | None = None
-    """The last step that it concerns, if it was over before the end."""
+    """The last step that it concerns; None if it lasted to the end."""
     ranks: tuple[int, ...] = ()
-    """All ranks that it is about, where these are known."""
+    """All ranks that it concerns, if they are known."""
 
     @property
     def advice(self) -> tuple[str, str]:
-        """The words of `look`, and the command at its end; that is empty where there is none."""
+        """The text of `look` before the command at its end, and that command; empty if there is none."""
         place = max(self.look.rfind("trackside "), self.look.rfind("py-spy "))
         return (self.look[:place].rstrip(), self.look[place:]) if place > 0 else (self.look, "")
 
 
 @attrs.frozen(kw_only=True)
 class Ruling:
-    """The ruling of one rule of the verdict: whether it spoke, and why."""
+    """The result of one rule of the verdict: its findings, and why it reported them or none."""
 
     rule: str
     findings: tuple[Finding, ...] = ()
@@ -132,9 +132,9 @@ class Verdict:
     summary: str = ""
     """The share of the time that was productive, and what steps are bound by."""
     state: str = "good"
-    """``good`` only where there is no finding and every rank has a good end; else ``bad`` or ``running``."""
+    """``good`` only if there is no finding and every rank has a good end; else ``bad`` or ``running``."""
     bound: str = ""
-    """``input``, ``compute`` or ``waiting``: what most of a step is; empty if that is not known."""
+    """The kind of most of a step: ``input``, ``compute`` or ``waiting``; empty if not known."""
     findings: tuple[Finding, ...] = ()
     """Failures first, then what cost most."""
     rulings: tuple[Ruling, ...] = ()
@@ -159,17 +159,17 @@ class RankRow:
     """The time when its last step ended; 0 if none did."""
     mean_step_ns: float | None
     has_good_end: bool = True
-    """Whether it said that it was done, and no exception ended it."""
+    """Whether it reported its end, and no exception or failing exit status ended it."""
     error: str = ""
-    """The exception that ended it, by name; empty if none did."""
+    """The name of the exception, or the failing exit status, that ended it; empty if there was none."""
     interval_s: float = 1.0
     """The time between two of its heartbeats, in seconds."""
     before_start_s: float = 0.0
-    """The age of its process when the job was started, in seconds; 0 where not known."""
+    """The age of its process when the job was started, in seconds; 0 if not known."""
     exited_ns: int | None = None
     """The time when `trackside run` saw its process exit; None if it did not."""
     exit_status: int | None = None
-    """The exit code of its process, or the negated number of the signal that ended it; None where not known."""
+    """The exit code of its process, or the negated number of the signal that ended it; None if not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -181,18 +181,18 @@ class AttemptBar:
     end_ns: int
     goodput: float | None
     buckets_s: dict[str, float]
-    """Those that are not zero, ``PRODUCTIVE`` first, then the largest first. They add up to its time."""
+    """``PRODUCTIVE`` first, then the buckets that are not zero, the largest first. They add up to its time."""
     ranks: int
     first_out: RankRow | None
-    """The rank that fell silent first, if the attempt did not end well."""
+    """Of the ranks without a good end, the one with the earliest last event; None if all ended well."""
     before_start_s: float = 0.0
-    """The longest time of a rank's process before the job was started in it, in seconds; in no bucket of this bar."""
+    """The longest time that a rank's process ran before its job was started, in seconds; in no bucket of this bar."""
     before_start_rank: int = 0
     """The rank of that process."""
 
     @property
     def before_start(self) -> str:
-        """The program that ran before the job was started, in words; empty for less than half a second of it."""
+        """A sentence about the time that the program ran before the job was started; empty below half a second."""
         if self.before_start_s < _LEAST_BEFORE_START_S:
             return ""
         took = words.seconds(self.before_start_s)
@@ -210,9 +210,9 @@ class Part:
     kind: str
     """``input``, ``compute``, ``waiting`` or ``other``, by its name."""
     mean_ns: float
-    """The mean time of it in a step, over all steps of all ranks."""
+    """Its mean time in a step, over all steps of all ranks."""
     share: float
-    """The share of the mean step, 0 to 1."""
+    """Its share of the mean step, 0 to 1."""
 
 
 @attrs.frozen(kw_only=True)
@@ -225,12 +225,12 @@ class Heatmap:
     nodes: list[str]
     names: list[str]
     scores: list[list[float | None]]
-    """For each name one for each rank; None where one is missing."""
+    """For each name, the scores of all ranks; None for a score that is missing."""
 
 
 @attrs.frozen(kw_only=True)
 class Slowdown:
-    """Steps took longer from some step on."""
+    """An increase of the step time from some step on."""
 
     step: int
     at_ns: int
@@ -242,7 +242,7 @@ class Slowdown:
     part_before_ns: float
     part_after_ns: float
     kind: str
-    """That part's, as in `Part`."""
+    """The kind of `part`, as in `Part`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -260,7 +260,7 @@ class Growth:
 
     @property
     def per_hour(self) -> float:
-        """By how many bytes it rose in an hour."""
+        """The number of bytes by which it rose per hour."""
         return (self.last - self.first) / max(1, self.until_ns - self.since_ns) * 3.6e12
 
 
@@ -276,19 +276,19 @@ class OpenRow:
 
 @attrs.frozen(kw_only=True)
 class ErrorRow:
-    """An exception, counted once for however many spans it left."""
+    """An exception, counted once even if it passed through several spans."""
 
     rank: int
     attempt: int
     name: str
-    """The innermost span that it left; empty if it left none."""
+    """The innermost span that it passed through; empty if there was none."""
     step: int
     at_ns: int
     type: str
     message: str
     is_out_of_memory: bool
     is_fatal: bool
-    """Whether its process did nothing more."""
+    """Whether it ended its process, or was its last one, with no step after it and no good end."""
 
     @property
     def error(self) -> str:
@@ -298,35 +298,35 @@ class ErrorRow:
 
 @attrs.frozen(kw_only=True)
 class Standstill:
-    """The saves or the evaluations of the rank that they took longest, over all attempts."""
+    """The saves or the evaluations of the rank and attempt that spent most time on them."""
 
     kind: str
     """``checkpoint`` or ``validation``."""
     rank: int
     count: int
     took_s: float
-    """The time that all of them took."""
+    """The time that they took together."""
     longest_s: float
     longest_step: int
     since_ns: int
     """The time at which the first one began."""
     least_s: float
-    """The time that they took on the rank that spent least on them; 0 where a rank has none."""
+    """The time of the rank of the same attempt that spent least on them; 0 if a rank has none."""
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the rank took at least twice as long as another one."""
+        """Whether the rank spent at least twice as much time as another one."""
         return self.took_s >= 2 * self.least_s
 
 
 @attrs.frozen(kw_only=True)
 class StallRow:
-    """A stall, as the watch of one rank recorded it."""
+    """A stall that a rank recorded of itself."""
 
     rank: int
     attempt: int
     step: int
-    """The last one that had ended."""
+    """The last step that had ended."""
     at_ns: int
     """The time when that step ended."""
     usual_s: float
@@ -336,9 +336,9 @@ class StallRow:
     span: str
     """The innermost span that was open; empty if none was."""
     where: str
-    """The place of its main thread, from its stack; empty if that is not known."""
+    """The place of its main thread in the code, from its stack; empty if not known."""
     waits: bool
-    """Whether that is an exchange with other ranks."""
+    """Whether the main thread was in an exchange with other ranks."""
     collective: str
     """The latest collective in torch's flight recorder; empty without one."""
 
@@ -353,7 +353,7 @@ class NotFinite:
     ranks: tuple[int, ...]
     first_rank: int
     first_ranks: tuple[int, ...]
-    """Those on which it was so in that step already."""
+    """The ranks on which it was not finite in that step already."""
 
 
 @attrs.frozen(kw_only=True)
@@ -366,7 +366,7 @@ class CounterRow:
     sum: float
     mean: float | None
     last: float | None
-    """The latest value; of a counter the sum. Where only windows are known, what the last ones say, by `level`."""
+    """The latest value; for a counter, the sum. If only windows are known, the median of the last point of `level`."""
     minimum: float | None
     maximum: float | None
     p50: float | None
@@ -376,18 +376,18 @@ class CounterRow:
 
 @attrs.frozen(kw_only=True)
 class OwnRow:
-    """The events of one type that the job declared itself, over all ranks."""
+    """The events of one type that the job itself declared, over all ranks."""
 
     name: str
     count: int
     ranks: int
-    """The number of ranks that published some."""
+    """The number of ranks that published such events."""
     last_ns: int
     last_step: int
-    """The step of the latest one, whose fields are in `last`; -1 if it was in no step."""
+    """The step of the latest event, whose fields are in `last`; -1 if it was in no step."""
     last: dict[str, Any]
     levels: dict[str, Points]
-    """Its fields that are numbers, over time."""
+    """The fields that are numbers, over time."""
 
 
 @attrs.frozen
@@ -395,10 +395,10 @@ class Unwritten:
     """The events of a rank without an end record that are in no log."""
 
     attempt: int
-    """As `AttemptBar.number` counts."""
+    """The number of its attempt, as in `AttemptBar.number`."""
     rank: int
     steps: int
-    """The most steps that it may have taken; 0 where that is not known."""
+    """The most steps that may be missing; 0 if that is not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -406,12 +406,12 @@ class Losses:
     """The events that the logs do not hold."""
 
     dropped: dict[str, int]
-    """Events given up for lack of room, by wire name."""
+    """Events that were dropped for lack of room, by wire name."""
     missing: int
     """Numbers that no frame accounted for."""
     damaged_bytes: int
     suspended: dict[str, int]
-    """The number of times that handlers were set aside."""
+    """The number of times that each handler was suspended."""
     invalid: int
     failed: int
     suppressed: int
@@ -421,7 +421,7 @@ class Losses:
     too_late: int
     """Windows that came too late to be scored."""
     unwritten: tuple[Unwritten, ...] = ()
-    """For each rank that did not end well, in any attempt."""
+    """For each rank of any attempt that recorded steps but no end."""
 
     @property
     def total(self) -> int:
@@ -431,16 +431,16 @@ class Losses:
 
 @attrs.frozen
 class StepQuantiles:
-    """The step times of the first rank, from step to step, data loading included; in seconds, None without steps."""
+    """The step times of each attempt's first rank, data loading included, in seconds; None without steps."""
 
     p50_s: float | None
     p90_s: float | None
     p99_s: float | None
     rank: int | None = None
-    """The rank whose steps they are, the lowest one that left a log; None if attempts differ in that."""
+    """The rank whose steps they are: the lowest one that left a log; None if it differs between attempts."""
 
     def whose(self, ranks: int) -> str:
-        """Return the words that say whose steps these are in a job of so many *ranks*; empty for one rank."""
+        """Return words that name the rank of these steps in a job of so many *ranks*; empty for one rank."""
         if ranks < 2 or self.p50_s is None:  # noqa: PLR2004
             return ""
         return " on each attempt's first rank" if self.rank is None else f" on rank {self.rank}"
@@ -452,21 +452,21 @@ class Report:
 
     session: str
     paths: tuple[str, ...]
-    """The logs that were read, as they were given."""
+    """The paths of the logs, as they were given."""
     others: tuple[str, ...]
-    """Sessions of the same logs, which are not in this report."""
+    """Other sessions in the same logs, which are not in this report."""
     application: str
     runs: tuple[str, ...]
     perf_tags: tuple[str, ...]
     ranks_total: int
     hosts: int
     state: str
-    """``running``, ``silent``, ``died`` or ``ended``: the last attempt's worst."""
+    """``running``, ``silent``, ``died`` or ``ended``: the worst state of the last attempt's ranks."""
     events: int
     goodput: GoodputResult
     attempts: tuple[AttemptBar, ...]
     ranks: tuple[RankRow, ...]
-    """The ranks of the last attempt that are worth a look, at most 64: dead, behind or slow ones."""
+    """At most 64 ranks of the last attempt: those without a good end first, then those behind, then slow ones."""
     missing_ranks: tuple[int, ...]
     """Ranks of the last attempt that its launcher started and that left no log."""
     exit_status: int | None
@@ -476,30 +476,30 @@ class Report:
     step_time: StepQuantiles
     steps: Points
     step_width_ns: int
-    """The stretch of time that each of `steps` stands for."""
+    """The length of time that each point of `steps` covers."""
     loss: Points
     marks: tuple[Mark, ...]
     marks_left_out: int
     parts: tuple[Part, ...]
     waited_share: float | None
-    """The share of a step for which ranks waited for others; None if it was not recorded."""
+    """The share of a step in exchanges between ranks, less the wait for late ranks if known; None if not recorded."""
     heatmap: Heatmap | None
     what_if: WhatIf
     """The comparison of the ranks, over the last attempts with the same ranks; its late ranks are in `late`."""
     late: tuple[LateRank, ...]
     """The ranks that others waited for, the most costly first."""
     standstills: tuple[Standstill, ...]
-    """The standstills for saves and for evaluations, where there are such."""
+    """The standstill for saves and the one for evaluations, if there were any."""
     stalls: tuple[StallRow, ...]
-    """The stalls that ranks recorded while no step ended for long."""
+    """The stalls that ranks recorded: times in which no step ended for long."""
     not_finite: NotFinite | None
     pauses: Pause | None
     startup_s: float
-    """From the start of the first attempt to its first step, spans of known buckets left out."""
+    """The time from the start of the first attempt to its first step, without the spans of known buckets."""
     shutdown_s: float
-    """The time after the last step that is in no bucket of its own, in seconds; 0 where a rank has no good end."""
+    """The time after the last step that is in no bucket of its own, in seconds; 0 if a rank has no good end."""
     first_batch_s: float
-    """The longest wait of a rank of the first attempt for its first batch, beyond the wait for a usual one."""
+    """The longest wait of a rank for the first batch of the first attempt, less the usual wait for a batch."""
     slowdown: Slowdown | None
     growth: tuple[Growth, ...]
     baseline: Difference | None
@@ -518,19 +518,26 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """The state in words; ``failed`` if a job has ended, but not in good order on every rank."""
+        """The state in words; ``failed`` if a job has ended, but a rank has no good end."""
         if self.state == ENDED and not all(row.has_good_end for row in self.ranks):
             return "failed"
         return "running, or died" if self.state == RUNNING else self.state
 
     def to_json(self) -> dict[str, Any]:
         """
-        Return all of it as plain data; times in ns since the epoch, durations as their names say.
+        Return the report as plain data, without rulings and without the curves of losses and counters.
 
-        ``schema`` is the version. A number that is not finite is None, and its place is in ``not_finite_values``.
+        Times are in ns since the epoch; names of durations end with their unit. ``schema`` is the version. A number
+        that is not finite is None, and its path is in ``not_finite_values``.
         """
-        left_out = {"steps", "loss", "level", "levels", "goodput", "rulings"}
-        plain_data: dict[str, Any] = attrs.asdict(self, filter=lambda field, _: field.name not in left_out)
+        own = attrs.fields(Report)
+        # Left out by identity, as parts of the report have fields of these names, too.
+        left_out = (own.steps, own.loss, own.goodput)
+
+        def is_plain(field: Any, _: object) -> bool:
+            return field.name not in _NOT_IN_JSON and all(field is not one for one in left_out)
+
+        plain_data: dict[str, Any] = attrs.asdict(self, filter=is_plain)
         plain_data["goodput"] = self.goodput.to_json()
         plain_data["steps"] = plain(self.steps)
         not_finite: list[str] = []
@@ -539,10 +546,11 @@ class Report:
 
 
 _MOST_NOT_FINITE: Final = 100
+_NOT_IN_JSON: Final = {"level", "levels", "rulings"}
 
 
 def finite(value: Any, not_finite: list[str], place: str = "") -> Any:
-    """Return *value* as JSON can hold it, which has no NaN and no infinity; add their places to *not_finite*."""
+    """Return *value* with None for NaN and infinities, which JSON lacks; add their paths to *not_finite*."""
     if isinstance(value, dict):
         return {key: finite(own, not_finite, f"{place}.{key}" if place else str(key)) for key, own in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The runs in a directory: which sessions they belong to, what became of their attempts."""
+"""The runs in a directory: their sessions, and the states of their attempts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from trackside.handlers.eventlog import LogOutline, SourceOutline, is_stream, ou
 from trackside.handlers.models.liveness import LifeSigns, is_gone, liveness, worst
 
 _UNNAMED: Final = re.compile(r"run-[0-9a-f]{12}")
-"""The run id of a process whose launcher set none: random, so another one on each rank."""
+"""The run id of a process whose launcher set none: it is random, so each rank has a different one."""
 _TOGETHER_NS: Final = 600 * 10**9
-"""The ranks of one launch start within this time, errors of the machines' clocks included."""
+"""The ranks of one launch start within this time, differences between the machines' clocks included."""
 _MOST_LAUNCHES: Final = 256
-"""The launches, from the newest, that a rank is looked for in: a directory may hold thousands without a common id."""
+"""A rank is matched with this many of the newest launches: a directory may hold thousands without a common id."""
 
 
 def unified(sources: Iterable[Source]) -> dict[str, Source]:
     """
     Return each source by its id; ranks that belong together get one run id.
 
-    A launcher that sets only RANK and WORLD_SIZE gives ranks nothing else in common. Ranks of one application and world
-    size that started together, each once, are one launch; it gets the run id of its lowest rank. Sources
-    that only collected others' events are left out where there are others.
+    A launcher that sets only RANK and WORLD_SIZE gives the ranks no common id. Therefore ranks of the same application,
+    world size and attempt that started together, each once, count as one launch. It gets the run id of its lowest rank.
+    Sources that only collected events are left out, unless there are no others or another has the same run id.
     """
     known = list(sources)
     renamed = _common_run_ids(known)
@@ -41,7 +41,7 @@ def unified(sources: Iterable[Source]) -> dict[str, Source]:
     }
     own = {key: source for key, source in result.items() if source.role != "collector"}
     runs = {source.run_id for source in own.values()}
-    # The collector's own source, of `trackside run`, stays with the ranks of its launch.
+    # The source of the collector in `trackside run` has the run id of its ranks, so it stays.
     return {key: source for key, source in result.items() if source.run_id in runs} if own else result
 
 
@@ -97,9 +97,9 @@ class ProcessOutline:
     state: str
     """``running``, ``silent``, ``died`` or ``ended``, as of the newest event of all; see `liveness`."""
     reason: str
-    """The way it ended, in its own words, or what the state is concluded from."""
+    """The reason that it recorded for its end; without one, the evidence for its state."""
     first_ns: int | None
-    """In ns since the epoch, like all times here; None if the log has nothing of the process but its name."""
+    """The earliest time, in ns since the epoch like all times here; None if the log has no event of the process."""
     last_ns: int | None
     last_heartbeat_ns: int | None
     last_step: int | None
@@ -112,12 +112,12 @@ class AttemptOutline:
     number: int
     """The number of times that the launcher had restarted the run before."""
     launch: int
-    """The number of the launch under this run id, from 0: without a launcher each has the number 0."""
+    """The number of earlier launches with this run id and `number`, which is always 0 without a launcher."""
     world_size: int
     processes: tuple[ProcessOutline, ...]
-    """By rank."""
+    """Ordered by rank."""
     workers: int
-    """Processes, as of data loaders, that are no ranks."""
+    """The number of processes that are not ranks, for example those of data loaders."""
 
     @property
     def first_ns(self) -> int | None:
@@ -131,7 +131,7 @@ class AttemptOutline:
 
     @property
     def last_step(self) -> int | None:
-        """The furthest step that any rank reached."""
+        """The highest step that any rank reached."""
         return max((one.last_step for one in self.processes if one.last_step is not None), default=None)
 
     @property
@@ -157,9 +157,9 @@ class RunOutline:
     baseline: bool
     application: str
     attempts: tuple[AttemptOutline, ...]
-    """By start."""
+    """Ordered by start."""
     exit_status: int | None = None
-    """The status of the program that `trackside run` started last, negative for a signal; None if it started none."""
+    """The exit status of the last program that `trackside run` started, negative for a signal; None without one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -167,10 +167,10 @@ class SessionOutline:
     """The runs of one logical task."""
 
     name: str
-    """The session's tag; of a run without one its id."""
+    """The session's tag; without a tag, the run's id."""
     is_tagged: bool
     runs: tuple[RunOutline, ...]
-    """By start."""
+    """Ordered by start."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,7 +178,7 @@ class RunsReport:
     """The result of `read_runs`."""
 
     sessions: tuple[SessionOutline, ...]
-    """By start."""
+    """Ordered by start."""
     newest_ns: int | None
     """The time of the newest event of all."""
     problems: tuple[UnreadableError, ...]
@@ -187,13 +187,13 @@ class RunsReport:
 
 def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
     """
-    Return which runs there are in logs and what became of them, from the beginning and the end of each log.
+    Return the runs in logs and the states of their attempts, from the beginning and the end of each log.
 
     The state of a process is its `liveness` at the time of the newest event of all.
 
     Args:
-        paths: Log files, or directories with such at any depth; or Parquet that `trackside export` or `archive` wrote,
-            as a directory or a URL such as ``s3://BUCKET/PATH``, of which only the table of sources is read.
+        paths: Log files, or directories with log files at any depth; or Parquet tables that `trackside export` or
+            `archive` wrote, as a directory or a URL such as ``s3://BUCKET/PATH``: only the table of sources is read.
 
     Raises:
         UnreadableError: None of *paths* leads to a file that can be read.
@@ -218,13 +218,13 @@ def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
 
 
 def _is_tables(path: str | os.PathLike[str]) -> bool:
-    """Return whether *path* is a place for Parquet and none for logs."""
+    """Return whether *path* leads to Parquet tables, not to logs."""
     is_bucket = isinstance(path, str) and "://" in path and not is_stream(path)
     return is_bucket or any(Path(path, "sources").glob("*.parquet"))
 
 
 def _archived(paths: Iterable[str | os.PathLike[str]], known: Container[str]) -> list[SourceOutline]:
-    """Return the sources that tables have besides those that are *known*."""
+    """Return the sources in the tables that are not *known*."""
     tables = importlib.import_module("trackside.handlers.parquet")  # it needs an extra
     found = {seen.source.id: seen for path in paths for seen in tables.ParquetStore(path).outlines()}
     return [seen for name, seen in found.items() if name not in known]
@@ -272,18 +272,18 @@ def _session(
 
 @attrs.frozen
 class _Launched:
-    """A process, and the launch that it belongs to."""
+    """A process and its launch."""
 
     seen: SourceOutline
     perf_tags: tuple[str, ...]
     place: tuple[int, int]
-    """The attempt's number, and the launch under it."""
+    """The number of its attempt, and that of its launch within the attempt; see `AttemptOutline`."""
     next_ns: int | None = None
     """The time when its rank was launched again; None if it was not."""
 
 
 def _launched(members: Sequence[SourceOutline]) -> list[_Launched]:
-    """Group the processes of a run into launches: those of each rank in order of time, workers with their rank."""
+    """Return each process of a run with its launch: a rank's are numbered by time, a worker's is that of its rank."""
     found: dict[str, _Launched] = {}
     for own in _grouped((seen for seen in members if _is_rank(seen)), lambda seen: seen.source.rank).values():
         own.sort(key=lambda seen: (seen.source.attempt, seen.first_ns or 0, seen.source.id))
@@ -293,7 +293,7 @@ def _launched(members: Sequence[SourceOutline]) -> list[_Launched]:
             next_ns = following.first_ns if following is not None else None
             found[seen.source.id] = _Launched(seen, seen.perf_tags, (number, counts[number]), next_ns)
             counts[number] += 1
-    # A worker is recorded after the process that started it.
+    # In order of time, because a worker starts after its parent, which may be a worker, too.
     for seen in sorted(members, key=lambda seen: (seen.first_ns or 0, seen.source.id)):
         if not _is_rank(seen):
             parent = found.get(seen.source.parent.source_id) if seen.source.parent is not None else None

@@ -1,4 +1,4 @@
-"""Pages over many runs: a table that leads to a report of each."""
+"""Pages about many runs: a table of the runs, with links to their reports."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class _Row:
 
 def run_pages(*paths: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[tuple[str, str]]:
     """
-    Yield a page about each run in logs, and last ``index.html`` about all of them; each with the name of its file.
+    Yield the file name and the content of a page for each run in logs; the last page is ``index.html``, about all runs.
 
-    The names are made of the runs' ids, so that a page keeps its name when there are more runs. A run that cannot be
-    read has a row that says why, and no page.
+    The names are made of the runs' ids, so that a page keeps its name when runs are added. A run that cannot be read
+    has no page, but a row that gives the reason.
 
     Args:
-        paths: Log files, or directories with such at any depth.
-        progress: Called with how far the reading of a run is.
+        paths: Log files, or directories with log files at any depth.
+        progress: Called with the progress of reading a run.
 
     Raises:
         UnreadableError: There is nothing to read.
@@ -82,7 +82,7 @@ def run_pages(*paths: str | os.PathLike[str], progress: Progress | None = None) 
 
 
 def _file_name(run_id: str, taken: set[str]) -> str:
-    """Return a name for the page of a run: it is unique, and no letter of it leads to another directory."""
+    """Return the file name of a run's page: it is unique, and has no character that leads to another directory."""
     stem = _OTHER.sub("-", run_id).strip(".-")[:_LONGEST_NAME] or "run"
     name, number = f"{stem}.html", 1
     while name.lower() in {other.lower() for other in taken}:
@@ -111,7 +111,7 @@ def _body(rows: Sequence[_Row], problems: Sequence[str]) -> Iterator[str]:
 
 
 def _group(name: str, tags: Sequence[str], rows: Sequence[_Row]) -> str:
-    """Return the runs of the same perf tags: they are expected to perform alike, so their trend means something."""
+    """Return the section for the runs with the same *tags*: they should perform alike, so their trend has a meaning."""
     read = [row.report for row in rows if row.report is not None]
     trends = [
         (what, spark(_trend(values)), shows(values[-1]), f"{shows(min(values))} to {shows(max(values))}")
@@ -156,7 +156,7 @@ def _group(name: str, tags: Sequence[str], rows: Sequence[_Row]) -> str:
 
 
 def _trend(values: Sequence[float]) -> Points:
-    """Return *values* at equal distances: the time between runs is no part of a trend."""
+    """Return *values* as points at equal distances: the time between runs does not matter for a trend."""
     points = []
     for place, value in enumerate(values):
         one = Bin()

@@ -1,4 +1,4 @@
-"""Means of step times and their errors: step times depend on those before them."""
+"""Means of step times and their errors, for step times that depend on earlier ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 CONFIDENCE: Final = 0.996
 TAIL_CONFIDENCE: Final = 0.999
-"""The confidence of the interval of a plain mean, which few values may move."""
+"""The confidence of the interval of an untrimmed mean, which a few values can move far."""
 TRIM: Final = 0.1
 _MOST_VALUES: Final = 4_000
 """Longer series are replaced by the means of blocks, which changes neither their mean nor its error."""
@@ -20,26 +20,27 @@ _FEWEST: Final = 20
 
 @attrs.frozen(kw_only=True)
 class Location:
-    """The location of the values of a series."""
+    """The mean of a series, with its error."""
 
     value: float
     error: float
-    """The standard error of `value`, dependence between neighbours included; infinite of too few values."""
+    """The standard error of `value`, dependence between neighbours included; infinite if there are too few values."""
     effective: float
-    """The number of independent values that would be as informative."""
+    """The number of independent values that would be equally informative."""
 
 
 def location(values: Sequence[float], trim: float = 0.0) -> Location:
     """
-    Return the mean of a stationary series, the share *trim* of it left out at each end, and its standard error.
+    Return the mean of a stationary series, without the share *trim* of values at each extreme, and its standard error.
 
-    The error of a mean is the spectral density at frequency zero over the number of values; it is that of an
-    autoregression fitted to the series (Berk 1974; the order by Akaike's criterion). For a trimmed mean it is that of
-    the series with its ends pulled in, over the share that is kept (Huber, Robust Statistics, section 3.3).
+    The squared error of a mean is the spectral density at frequency zero, divided by the number of values. The density
+    is that of an autoregression fitted to the series (Berk 1974; the order by Akaike's criterion). The error of a
+    trimmed mean is that of the series with trimmed values replaced by the nearest kept ones, divided by the share that
+    is kept (Huber, Robust Statistics, section 3.3).
 
     Args:
-        values: In the order of time.
-        trim: From 0 to below a half.
+        values: The series, in the order of time.
+        trim: From 0 to below 0.5.
     """
     count = len(values)
     if not count:
@@ -66,7 +67,7 @@ def _blocks(values: list[float]) -> list[float]:
 
 
 def _long_run_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Return the variance that the mean of *values* has, times their number; and their own variance."""
+    """Return the variance of the mean of *values* times their number, and the variance of *values* themselves."""
     count = len(values)
     mean = math.fsum(values) / count
     centred = [value - mean for value in values]
@@ -79,12 +80,12 @@ def _long_run_variance(values: Sequence[float]) -> tuple[float, float]:
     best = math.inf
     chosen = own, 0.0
     for order, noise, weight in _autoregressions(correlations):
-        # A correction for short series (Hurvich and Tsai 1989), without which the order is too high.
+        # The criterion is corrected for short series (Hurvich and Tsai 1989): otherwise the order is too high.
         criterion = math.log(noise) + (count + order) / (count - order - 2) if noise > 0 else -math.inf
         if criterion < best:
             best, chosen = criterion, (noise * count / (count - order - 1), weight)
     noise, weight = chosen
-    # A root near one makes the mean unknowable; what so few values can show is bounded.
+    # The error grows without bound as the weight nears one, which so few values cannot show.
     variance = noise / max(1 - weight, 2 / math.sqrt(count)) ** 2
     return max(variance, own * 0.25), own
 
@@ -111,19 +112,19 @@ def _autoregressions(correlations: Sequence[float]) -> list[tuple[int, float, fl
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """The amount by which one series lies above another one."""
+    """The amount by which the mean of one series lies above that of another one."""
 
     before: float
     after: float
     change: float | None
-    """Of `after` to `before`, as a share of `before`; None of nothing."""
+    """The difference, as a share of `before` unless the values are shares themselves; None if it is undefined."""
     low: float | None
     high: float | None
-    """The bounds of `change`; None if too little is known."""
+    """`low` and `high` are the bounds of `change`; None if too little is known."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether zero is outside of the bounds."""
+        """Whether zero lies outside the bounds."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
@@ -134,10 +135,10 @@ def difference(
     Return how much the mean of *after* differs from that of *before*, with bounds.
 
     Args:
-        before: A series of each run.
+        before: One series for each run.
         after: Likewise.
         trim: See `location`.
-        is_share: Whether values are shares already, so that their difference is given and not its share.
+        is_share: Whether the values are shares themselves, so that `Difference.change` is not divided by the mean.
     """
     here, there = _together(before, trim), _together(after, trim)
     known = not is_share and here.value
@@ -145,7 +146,7 @@ def difference(
     if math.isnan(here.value) or math.isnan(there.value) or (not is_share and not known):
         return Difference(before=here.value, after=there.value, change=None, low=None, high=None)
     change = (there.value - here.value) / scale
-    # The error of what is divided by counts as well (Fieller's interval, to the first order).
+    # The error of the divisor counts as well (Fieller's interval, to first order).
     ratio = 1.0 if is_share else there.value / here.value
     error = math.hypot(there.error, here.error * ratio) / scale
     if math.isinf(error):
@@ -153,15 +154,15 @@ def difference(
     confidence = CONFIDENCE if trim else TAIL_CONFIDENCE
     reach = quantile(min(here.effective, there.effective), confidence) * error
     low, high = change - reach, change + reach
-    if is_share:  # shares of a whole differ by no more than all of it
+    if is_share:  # two shares of a whole differ by 1 at most
         low, high = max(-1.0, low), min(1.0, high)
-    if not is_share and here.value > 0 <= there.value:  # a length does not shrink by more than all of it
+    if not is_share and here.value > 0 <= there.value:  # a length shrinks by at most all of it
         low = max(-1.0, low)
     return Difference(before=here.value, after=there.value, change=change, low=low, high=high)
 
 
 def _together(runs: Sequence[Sequence[float]], trim: float) -> Location:
-    """Return the mean of the runs' means: where there are several, what they differ by is part of its error."""
+    """Return the mean of the runs' means; if there are several runs, its error covers their differences."""
     found = [location(run, trim) for run in runs if len(run) > 0]
     if len(found) <= 1:
         return found[0] if found else location(())
@@ -173,7 +174,7 @@ def _together(runs: Sequence[Sequence[float]], trim: float) -> Location:
 
 
 def quantile(effective: float, confidence: float) -> float:
-    """Return how many standard errors an interval reaches: Student's, by Cornish and Fisher's expansion."""
+    """Return the half-width of an interval in standard errors: Student's quantile, by Cornish-Fisher expansion."""
     z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
     freedom = max(2.0, effective - 1)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

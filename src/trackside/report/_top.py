@@ -43,13 +43,13 @@ from trackside.wire import FrameView
 _RECENT_STEPS: Final = 50
 _MOST: Final = 50
 _MOST_RUNS: Final = 4
-"""Runs of which the history is kept: the directory of a log may hold very many."""
+"""The number of runs whose history is kept: the directory of a log may hold very many."""
 _MOST_STRETCHES: Final = 256
-"""The stretches of a curve over the whole job: more than a wide screen has columns."""
+"""The most stretches of a curve over the whole job: a wide screen has fewer columns."""
 _MOST_TILED: Final = 32_768
-"""Blocks of steps, or windows of sections, to keep and compare, over all ranks: an answer takes a moment."""
+"""The most blocks of steps, or windows of sections, that are kept, over all ranks: comparing them takes time."""
 _COSTS: Final = 10
-"""A slow answer is asked for less often, so that it takes a tenth of the time at most."""
+"""A result is computed again after this many times its duration, so it takes a tenth of the time at most."""
 _S: Final = 1e9
 _STALE_S: Final = 5.0
 _MEMORY: Final = (gauge_names.GPU_MEMORY, gauge_names.PROCESS_MEMORY)
@@ -58,30 +58,30 @@ _SHOWN_LEVELS: Final = frozenset({gauge_names.GPU_UTILIZATION, gauge_names.PROCE
 
 @attrs.define(eq=False)
 class _Process:
-    """The latest news of one process."""
+    """The latest state of one process."""
 
     recorded: Source
-    """The source as its events have it."""
+    """The source as in its events."""
     source: Source
-    """The same, under the run id that all ranks of its launch have."""
+    """The same source, with the run id that all ranks of its launch have."""
     record: StepRecord
     """Its steps by their parts."""
     signs: LifeSigns = attrs.field(factory=LifeSigns)
     step: int = -1
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
-    """The step times of these steps."""
+    """The step times of the steps in `ends_ns`."""
     stall: Stall | None = None
-    """The stall that it recorded and that no step has ended yet."""
+    """The latest stall that it recorded; None if a step has ended since."""
     losses: deque[float] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     levels: dict[str, float] = attrs.field(factory=dict)
-    """The latest values of its gauges of devices and memory, by name."""
+    """The latest values of its gauges of GPU, CPU and memory, by name."""
     metrics: dict[str, float] = attrs.field(factory=dict)
     """The values that `trackside.metrics` recorded last, by name."""
     figures: TrainingFigures | None = None
     """The figures of its last window of steps."""
     target: int | None = None
-    """The number of steps that are to be made in all."""
+    """The planned number of steps in all."""
     dropped: int = 0
     """Events that it dropped since it began, as far as it reported them."""
 
@@ -97,7 +97,7 @@ class _Process:
         return self.signs.last_ns or 0
 
     def stands_still(self, now_ns: int) -> bool:
-        """Return whether no step has ended for five times as long as one takes, and for at least five seconds."""
+        """Return whether no step has ended for five step times and at least five seconds, or none has ended at all."""
         if not self.ends_ns:
             return True
         usual_ns = statistics.median(self.lengths_ns) if self.lengths_ns else 0
@@ -109,7 +109,7 @@ class _Process:
         return liveness(self.signs, now_ns, is_gone=has_left)
 
     def recall(self, signs: LifeSigns, steps: Sequence[tuple[int, int, int]]) -> None:
-        """Take over the state of a model: of the events before, only the last ones arrived here."""
+        """Take over the state of a model, which covers events that did not arrive here."""
         if (signs.last_ns or 0) >= self.last_ns:
             self.signs = signs
         if steps and (len(steps) > len(self.ends_ns) or steps[-1][2] > self.ends_ns[-1]):
@@ -122,7 +122,7 @@ class _Process:
                 self.add_step(self.record.timer.iteration_ended(ended))
 
     def add_step(self, interval: StepInterval | None) -> None:
-        """Record a training step; None is no step."""
+        """Record a training step; None is ignored."""
         if interval is not None:
             self.ends_ns.append(interval.end_ns)
             self.lengths_ns.append(interval.step_ns)
@@ -148,7 +148,7 @@ class _History:
 
 @attrs.frozen(kw_only=True)
 class Worst:
-    """A rank that is worth a look."""
+    """A rank that needs attention."""
 
     rank: int
     host: str
@@ -157,7 +157,7 @@ class Worst:
 
 @attrs.frozen(kw_only=True)
 class RankNow:
-    """One rank of the attempt that was heard of last."""
+    """One rank of the attempt with the newest event."""
 
     rank: int
     host: str
@@ -165,7 +165,7 @@ class RankNow:
     """``running``, ``silent``, ``died`` or ``ended``; see `liveness`."""
     step: int
     step_ns: float | None
-    """The median of its last fifty steps."""
+    """The median of its last fifty step times."""
     age_s: float | None
     """The time since its last step ended."""
     error: str
@@ -173,11 +173,11 @@ class RankNow:
     loss: float | None
     gpu: float | None
     cpu: float | None
-    """Shares of its device and of one core, 0 to 1 and beyond where a process uses several cores."""
+    """`gpu` and `cpu` are shares of its device and of one core, 0 to 1; above 1 if it uses several cores."""
     memory: float | None
-    """The memory in use on its device where that is known, else that of the process; in bytes."""
+    """The memory in use on its device if that is known, else that of the process; in bytes."""
     parts: dict[str, float]
-    """By part of a step, the mean time in it over its last fifty steps, in ns."""
+    """The mean time in each part of a step, by name, over its last fifty steps, in ns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -202,7 +202,7 @@ class CounterNow:
 
 @attrs.frozen(kw_only=True)
 class Curve:
-    """A value of all ranks over the steps that were seen, as the medians of stretches of equal time."""
+    """The course of a value of all ranks over the steps that were seen, as medians of stretches of equal time."""
 
     first_step: int
     last_step: int
@@ -218,16 +218,16 @@ class TopView:
     application: str
     ranks: int
     alive: int
-    """Ranks that run, by `liveness`."""
+    """The number of running ranks, by `liveness`."""
     has_ended: bool
     step: int
     steps_per_s: float | None
     rate_age_s: float | None
     """The age of `steps_per_s`: the time since the last step of any rank."""
     step_ns: float | None
-    """The duration of a step: the median of the slowest rank's last fifty."""
+    """The step time: the median of the slowest rank's last fifty."""
     lengths_ns: tuple[int, ...]
-    """The durations of the lowest rank's last fifty steps."""
+    """The step times of the lowest rank's last fifty steps."""
     goodput: float | None
     elapsed_s: float
     badput: tuple[tuple[str, float], ...]
@@ -236,39 +236,39 @@ class TopView:
     """The losses of the lowest rank's last fifty steps that have one."""
     step_curve: Curve | None
     loss_curve: Curve | None
-    """The curves of step times, in ns, and of losses; None where there is none."""
+    """The curves of step times, in ns, and of losses; None if there are none."""
     tokens_per_s: float | None
     mfu: float | None
-    """From the lowest rank's last window of steps: the rate of all ranks together, and a share, 0 to 1."""
+    """The rate of all ranks together, and a share, 0 to 1: both from the lowest rank's last window of steps."""
     eta_s: float | None
     """The time that the remaining steps will take at this rate; None if their number is not known."""
     rows: tuple[RankNow, ...]
-    """By rank."""
+    """Ordered by rank."""
     worst: tuple[Worst, ...]
     open: tuple[OpenNow, ...]
     counters: tuple[CounterNow, ...]
     happened: tuple[Happened, ...]
     """The latest first."""
     lost: int
-    """Events that were lost, here or at the job."""
+    """The number of events that were lost, here or in the job."""
     suspended: tuple[str, ...]
     behind_s: float | None
     """The age of the newest event; None if there is none."""
     partial: tuple[str, ...]
-    """The models that know only what came since they were attached: the job does not keep them itself."""
+    """The models whose state covers only the events since this view attached: the job has no such model."""
 
     @property
     def is_stale(self) -> bool:
-        """Whether the rate is out of date: no step has ended for five times as long as one takes."""
+        """Whether the rate is out of date: no step has ended for five step times and at least five seconds."""
         return self.rate_age_s is not None and self.rate_age_s > max(_STALE_S, 5 * (self.step_ns or 0) / _S)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the view as plain data."""
         return attrs.asdict(self)
 
 
 class Top:
-    """Keeps up with a job, event by event."""
+    """Follows a job, event by event."""
 
     def __init__(self) -> None:
         self.goodput: GoodputAccumulator = GoodputAccumulator()
@@ -276,12 +276,12 @@ class Top:
         self.counters: CounterBoard = CounterBoard()
         self._processes: dict[str, _Process] = {}
         self._is_unified = True
-        """Whether no source came since ranks that belong together were last put under one run id."""
+        """Whether no new source came since the ranks of each launch were last given one run id."""
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()
         self._lost_here = 0
         self._histories: dict[str, _History] = {}
-        """By run, of the latest runs."""
+        """The histories of the latest runs, by run id."""
         self._waits: set[str] = set()
         """The sections in which ranks wait for each other."""
         self._late: list[Worst] = []
@@ -289,13 +289,13 @@ class Top:
         self._last_goodput: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
         self._due_s = 0.0
         self.partial: tuple[str, ...] = ()
-        """The names of the models that began late; set by the caller that drives them."""
+        """The names of the models whose state lacks earlier events; set by the caller that drives them."""
         self.is_ready = False
-        """Whether there is more to show than what came by chance first; set by the caller that drives the models."""
+        """Whether enough has arrived to be shown; set by the caller that drives the models."""
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The models that the caller is to drive."""
+        """The models that the caller has to drive."""
         return self.goodput, self.spans, self.counters
 
     @property
@@ -304,14 +304,14 @@ class Top:
         return tuple(type(model).__qualname__ for model in self.models)
 
     def drive(self, event: Event) -> None:
-        """Give *event* to the models too."""
+        """Give *event* to the models, and then read it."""
         view = FrameView(event.source, (event,))
         for model in self.models:
             model.consume(view)
         self.consume(event)
 
     def consume(self, event: Event) -> None:
-        """Read *event*, which the models have read already."""
+        """Read *event*, after the models have read it."""
         source = event.source
         process = self._process(source)
         if source is not process.recorded and source.run_id:
@@ -359,8 +359,7 @@ class Top:
             if isinstance(dropped, int):
                 process.dropped = max(process.dropped, dropped)
         elif isinstance(event, EventsDropped):
-            # A heartbeat counts these events too, a second later, with all that were dropped before this began to
-            # listen.
+            # A later heartbeat counts these events too, with all that were dropped before the first event here.
             self._given_up[source.id] += sum(event.by_type.values())
             process.dropped = max(process.dropped, self._given_up[source.id])
             self._happen(event, f"dropped {words.plural(sum(event.by_type.values()), 'event')}")
@@ -382,7 +381,7 @@ class Top:
         return found
 
     def catch_up(self) -> None:
-        """Take over the models' states of the time before the first event that arrived here."""
+        """Take over the goodput model's state: it covers the time before the first event that arrived here."""
         known = self.goodput.lately(1)
         if len(known) <= _MOST:
             known = self.goodput.lately(_RECENT_STEPS)
@@ -397,7 +396,7 @@ class Top:
         return process
 
     def lose(self, events: int) -> None:
-        """Note how many events in all did not arrive here."""
+        """Set the number of *events* that did not arrive here so far."""
         self._lost_here = events
 
     def is_over(self, now_ns: int) -> bool:
@@ -465,7 +464,7 @@ class Top:
         return [one for one in self._processes.values() if one.source.role == "main"]
 
     def _current(self) -> list[_Process]:
-        """Return the ranks of the attempt that was heard of last."""
+        """Return the ranks of the attempt with the newest event."""
         mains = self._mains()
         if not mains:
             return []
@@ -486,7 +485,7 @@ class Top:
     def _goodput(self, ranks: Sequence[_Process]) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
         began_s = time.monotonic()
         if began_s >= self._due_s and (known := self.goodput.sessions()):
-            # The model knows the recorded names; where a launcher gives no common name, each rank has one of its own.
+            # The model has the recorded run ids: if the launcher sets no common one, each rank has its own.
             own = {one.recorded.session_tag or one.recorded.run_id for one in self._of_session(ranks)}
             result = self.goodput.result(session=own.intersection(known) or None)
             shares: dict[str, float] = {}
@@ -522,7 +521,7 @@ class Top:
                 why = f"ended by {life.error}, {words.step(one.step, 'at')}{_place(one.stall)}"
             elif one.stall is not None and not ended_well:
                 why = f"ended after a stall, since step {one.stall.step}{_place(one.stall)}"
-            elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never meet are apart as they please
+            elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never synchronize may be steps apart
                 why = f"{first - one.step:,} steps behind"
             else:
                 continue
@@ -530,7 +529,7 @@ class Top:
         return (found + self._slow(ranks))[:_MOST]
 
     def _slow(self, ranks: Sequence[_Process]) -> list[Worst]:
-        """Return the ranks that are late by now, by the rule of the report (docs/verdicts.md), over all attempts."""
+        """Return the ranks that are late now, by the rule of the report (docs/verdicts.md), over all attempts."""
         began_s = time.monotonic()
         if began_s >= self._late_due_s:
             what_if = compare_all(self._of_session(ranks), self._waits)
@@ -557,7 +556,7 @@ class Top:
             process = current.get(source.source_id)
             if process is None or source.ended_ns is not None:
                 continue
-            # The step during which a heartbeat came may have ended before this began to listen.
+            # A step that a heartbeat reported as open may have ended before the first event here.
             stepped_ns = process.ends_ns[-1] if process.ends_ns else 0
             inside = [one for one in source.open if one.name != TRAINING_ITERATION or one.start_ns >= stepped_ns]
             if inside:
@@ -569,7 +568,7 @@ class Top:
         for name, totals in self.counters.result().counters.items():
             levels = [level for window in totals.windows if (level := _level(window)) is not None]
             found[name] = CounterNow(name=name, unit=totals.unit, level=_mean(levels), total=totals.sum)
-        # These are known at once, and not when their window ends.
+        # These are known at once, not only when a window ends.
         for name in {name for one in ranks for name in one.metrics}:
             levels = [one.metrics[name] for one in ranks if name in one.metrics]
             found[name] = CounterNow(name=name, unit="", level=_mean(levels), total=sum(levels))
@@ -588,19 +587,19 @@ def _curve(bins: Bins) -> Curve | None:
 
 
 def _mean(levels: Sequence[float]) -> float | None:
-    # Each value is divided first: the sum may overflow, or be of inf and -inf, where fmean raises.
+    # Each value is divided before it is added, because the sum may overflow. For inf and -inf, fmean would raise.
     return sum(level / len(levels) for level in levels) if levels else None
 
 
 def _stopping_order(one: _Process) -> tuple[int, bool, int, int]:
-    """Return the sort key of a rank: of those that stopped in one step, those that wait or ended later follow."""
+    """Return the sort key of a rank: its step, whether it waits, and the time of its end, 0 if it has not ended."""
     waits = one.stall is not None and one.stall.waits
     ended_ns = 0 if one.signs.end_reason is None else one.last_ns
     return one.step, waits, ended_ns, one.source.rank
 
 
 def _place(stall: Stall | None) -> str:
-    """Return the place in the code where a stalled process is, or was when it was last heard of."""
+    """Return the place in the code at which a process stalled, as the end of a sentence; empty if unknown."""
     if stall is None or not (stall.where or stall.span):
         return ""
     within = f" ({stall.span})" if stall.span and stall.where else ""
@@ -630,14 +629,14 @@ def _level(window: dict[str, float]) -> float | None:
 
 
 def _rate(lead: _Process | None) -> float | None:
-    """Return the number of steps per second, from the ends of the last ones; time between steps counts."""
+    """Return the number of steps per second over the last steps; the time between steps counts."""
     if lead is None or len(lead.ends_ns) < 2 or lead.ends_ns[-1] <= lead.ends_ns[0]:  # noqa: PLR2004
         return None
     return (len(lead.ends_ns) - 1) / (lead.ends_ns[-1] - lead.ends_ns[0]) * _S
 
 
 def line(view: TopView) -> str:
-    """Return *view* as one line, for output that is no terminal."""
+    """Return *view* as one line, for output that is not a terminal."""
     if not view.ranks:
         return "waiting for the first event of a rank"
     parts = [f"step {view.step}" if view.step >= 0 else "no step yet"]

@@ -36,7 +36,7 @@ from trackside.report._gather import LEVELS
 from trackside.wire import fields_of, wire_name_of
 
 _MOST_DRIFT: Final = 1e-3
-"""A larger change is no drift: the wall clock was set."""
+"""A larger change, relative to the time it took, is not drift: the wall clock was set."""
 _MOST_STEPS: Final = 1_024
 _FEWEST_STEPS: Final = 20
 _LEAST_APART_NS: Final = 10_000_000
@@ -49,7 +49,7 @@ CLOCK, STEPS, NONE = "clock", "steps", "none"
 
 @attrs.define(eq=False)
 class Readings:
-    """The readings that one process recorded of its clock."""
+    """The clock readings and the ends of steps that one process recorded."""
 
     source: Source
     anchors: list[tuple[int, int]] = attrs.field(factory=list)
@@ -58,7 +58,7 @@ class Readings:
     first_ns: int | None = None
     """The earliest time of its events, starts of spans included."""
     ends_ns: dict[int, int] = attrs.field(factory=dict)
-    """By step number, the times when training steps ended; only steps whose number *stride* divides."""
+    """By step number, the times when training steps ended; only steps whose number is a multiple of `stride`."""
     stride: int = 1
 
     def add(self, event: ClockAnchored | IterationEnded) -> None:
@@ -69,7 +69,7 @@ class Readings:
         elif event.kind == "training" and event.step >= 0 and not event.step % self.stride:
             self.ends_ns[event.step] = event.at_ns
             if len(self.ends_ns) > _MOST_STEPS:
-                # A power of two, so that the same steps are kept of all ranks.
+                # A power of two, so that the same steps are kept for all ranks.
                 self.stride *= 2
                 self.ends_ns = {step: at for step, at in self.ends_ns.items() if not step % self.stride}
 
@@ -79,7 +79,7 @@ class Alignment:
     """The conversion of one process's times to the common time."""
 
     by: str
-    """``clock``, ``steps``, or ``none`` where nothing says how its clock relates to the others'."""
+    """``clock``, ``steps``, or ``none`` if its clock's relation to the others' is not known."""
     note: str = ""
     """A remark on its clock; empty if there is nothing to say."""
     _times: list[int] = attrs.field(factory=list)
@@ -89,12 +89,12 @@ class Alignment:
     _origin_ns: int = 0
 
     def apply(self, at_ns: int) -> int:
-        """Return *at_ns* of the process as ns since the epoch."""
+        """Return *at_ns* of the process in the common time, in ns since the epoch."""
         wall_ns = at_ns + self.offset_ns(at_ns)
         return wall_ns + self.apart_ns(wall_ns)
 
     def offset_ns(self, at_ns: int) -> int:
-        """Return how far the wall clock was ahead at *at_ns*, interpolated between two readings."""
+        """Return how far the wall clock was ahead at *at_ns*, interpolated or extrapolated from two readings."""
         times = self._times
         if not times:
             return 0
@@ -114,10 +114,10 @@ def align(readings: Iterable[Readings]) -> dict[str, Alignment]:
     """
     Return, for each source, the conversion of its times to the common time.
 
-    A process's time is its wall clock's at its start and goes on with the monotonic clock, so it is led back to the
-    wall clock by the pairs of `ClockAnchored`. If the machines' wall clocks disagree, the steps show it, because ranks
-    that train together end each step together: a rank whose ends stay at a nearly constant distance from the first
-    rank's is moved by that distance, drift included.
+    A process's time starts with the wall clock's and continues with the monotonic clock, so the readings of
+    `ClockAnchored` convert it to the wall clock's again. If the machines' wall clocks disagree, the steps show it,
+    because ranks that train together end each step together. If the ends of a rank's steps stay at a nearly constant
+    distance from the first rank's, its times are moved by that distance, drift included.
     """
     known = sorted(readings, key=lambda one: (one.source.role != "main", one.source.attempt, one.source.rank))
     found: dict[str, Alignment] = {}
@@ -143,7 +143,7 @@ def _by_clock(one: Readings) -> Alignment:
         if next_at_ns <= at_ns:
             continue
         if abs(next_offset_ns - offset_ns) > _MOST_DRIFT * (next_at_ns - at_ns):
-            carried += next_offset_ns - offset_ns  # the clock was set, and had been wrong until then
+            carried += next_offset_ns - offset_ns  # the clock was set: it had been wrong until then
         times.append(at_ns)
         offsets.append(offset_ns + carried)
     note = ""
@@ -200,15 +200,15 @@ def _follow_parents(known: Iterable[Readings], found: Mapping[str, Alignment]) -
 _FIRST_PID: Final = 1_000_000
 _PER_FILE: Final = 1_000
 _EPOCH_US: Final = 1e14
-"""Times below this, in µs, cannot be since the epoch: they are relative to a time that the file must give."""
+"""Times below this, in µs, are not since the epoch, but relative to a time that the file must give."""
 _LATEST_US: Final = 1e16
-"""The year 2286. JSON has numbers of any size, ``Infinity`` and ``NaN``."""
+"""A time in the year 2286: later ones are invalid. A file may hold numbers of any size, ``Infinity`` and ``NaN``."""
 _FLOWS: Final = frozenset("stf")
 
 
 @attrs.frozen
 class Profile:
-    """One file."""
+    """One file of a profiler."""
 
     path: str
     rank: int | None
@@ -217,7 +217,7 @@ class Profile:
 
     @property
     def first_ns(self) -> int:
-        """The time at which it begins, in ns since the epoch; 0 if it holds nothing."""
+        """The time of its earliest slice, in ns since the epoch; 0 if it has none."""
         times = [event["ts"] for event in self.events if event.get("ph") == "X"]
         return self.base_ns + round(min(times) * 1000) if times else 0
 
@@ -227,7 +227,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     Read a profiler's trace.
 
     Raises:
-        UnreadableError: It cannot be read, is no such trace, or does not say when it was recorded.
+        UnreadableError: It cannot be read, is not a profiler's trace, or does not hold the time of its recording.
     """
     name, wanted = str(path), "give a trace that torch.profiler exported"
     try:
@@ -266,13 +266,13 @@ def merge_profile(
     put: Callable[[dict[str, Any]], None],
 ) -> None:
     """
-    Write *profile*'s events, in processes of their own.
+    Write the events of *profile*, in processes of their own.
 
     Args:
-        profile: What to write.
-        number: Which file it is, from 0.
-        alignment: That of its rank: the profiler's times are the wall clock's.
-        microseconds: From ns since the epoch to the trace's times.
+        profile: The file to write.
+        number: The index of the file, from 0.
+        alignment: The alignment of its rank: the profiler's times are the wall clock's.
+        microseconds: Converts ns since the epoch to the trace's times.
         put: Writes one event.
     """
     pids: dict[Any, int] = {}
@@ -301,7 +301,7 @@ def merge_profile(
             moved["id"] = f"{number}:{event.get('id')}"
         try:
             put(moved)
-        except ValueError:  # a figure that JSON cannot represent
+        except ValueError:  # it has a number that JSON cannot represent
             continue
 
 
@@ -315,7 +315,7 @@ _SILENT: Final = (Heartbeat, ClockAnchored, SourceStarted)
 
 @attrs.define(eq=False)
 class Slice:
-    """Something that lasted."""
+    """A span or an iteration, from its start to its end."""
 
     id: int
     parent_id: int
@@ -342,8 +342,8 @@ def shown_of(batches: Iterable[Sequence[Event]], steps: range | None) -> Shown:
     Return the part of a trace that shows one process.
 
     Args:
-        batches: Its events.
-        steps: Show these alone, and what was around them; all unless given.
+        batches: The events of the process.
+        steps: Show only the time from the first to the last of these; all unless given.
     """
     found = Shown()
     opened: dict[int, SpanStarted] = {}
@@ -410,7 +410,7 @@ def _plain(value: Any) -> Any:
 
 
 def _clamp(slices: Sequence[Slice]) -> None:
-    """Move slices that overlap their parent's bounds by very little inside these bounds."""
+    """Cut slices that begin before or end after their parent by at most `_SLACK_NS` to the parent's bounds."""
     by_id = {one.id: one for one in slices if one.id}
     for one in slices:
         parent = by_id.get(one.parent_id)
@@ -423,7 +423,7 @@ def _clamp(slices: Sequence[Slice]) -> None:
 
 
 def _around(found: Shown, steps: range) -> Shown:
-    """Keep the slices within *steps*, and the part within these steps of longer slices."""
+    """Return the part of *found* within the time of *steps*; longer slices are cut to it."""
     own = [one for one in found.slices if one.name == span_names.TRAINING_ITERATION and one.step in steps]
     if not own:
         return Shown()
@@ -442,7 +442,7 @@ def _around(found: Shown, steps: range) -> Shown:
 
 def lanes(slices: Sequence[Slice]) -> Iterator[tuple[str, int, list[Slice]]]:
     """
-    Yield the slices of each thread in lanes within which they nest, those of each lane by time.
+    Yield the slices of each thread in lanes: the slices of a lane nest, and are ordered by time.
 
     Yields:
         The thread, the number of the lane from 0, and its slices.
@@ -476,7 +476,7 @@ def _nesting(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
 
 
 def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return the *slices* in lanes without overlaps; to find out how they nest would take too long."""
+    """Return the *slices* in lanes without overlaps: finding out how they nest would take too long."""
     found: list[list[Slice]] = []
     ends: list[tuple[int, int]] = []
     for one in slices:
@@ -493,10 +493,10 @@ def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
 _NESTED_LANES: Final = 64
 """The most lanes of a thread in which slices may nest; no real program needs more."""
 _WORKERS: Final = 100_000
-"""The first number of workers' processes; a rank may have many workers."""
+"""The number of the first worker's process in the trace; a rank may have many workers."""
 _PER_BLOCK: Final = 1_000
 _LONG: Final = (SpanEnded, IterationEnded)
-"""Events whose duration began before their time."""
+"""Events whose time is the end of their duration."""
 
 
 @attrs.define
@@ -506,16 +506,16 @@ class Traced:
     events: int = 0
     ranks: int = 0
     unaligned: list[int] = attrs.field(factory=list)
-    """Ranks whose clocks cannot be related to the others'; they are marked in the trace."""
+    """Ranks whose clocks have no known relation to the others'; they are marked in the trace."""
     notes: dict[int, str] = attrs.field(factory=dict)
     """Remarks on ranks' clocks, by rank."""
     merged: int = 0
-    """Files of a profiler that were merged."""
+    """The number of profiler files that were merged."""
     problems: list[UnreadableError] = attrs.field(factory=list)
 
 
 class _TraceFile:
-    """The trace as it is written: one event after the other."""
+    """A trace that is written event by event."""
 
     def __init__(self, out: IO[str], base_ns: int) -> None:
         self._out = out
@@ -523,11 +523,11 @@ class _TraceFile:
         self._block: list[str] = []
         self._is_empty = True
         self.events = 0
-        """Those written so far, the names of processes and threads left out."""
+        """The number of events written so far, without the names of processes and threads."""
         out.write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
 
     def microseconds(self, at_ns: int) -> float:
-        """Return a time as the trace has it."""
+        """Return *at_ns* as a time of the trace: in µs since its base time."""
         return (at_ns - self._base_ns) / 1000
 
     def put(self, event: dict[str, Any]) -> None:
@@ -550,7 +550,7 @@ class _TraceFile:
         self._block = []
 
     def finish(self) -> None:
-        """Write the rest and the end."""
+        """Write the remaining events and the end."""
         self._flush()
         self._out.write("\n]}\n")
 
@@ -568,16 +568,16 @@ def write_trace(
     Write a trace in Chrome's JSON format.
 
     Args:
-        out: Where to.
-        paths: Log files, or directories with such at any depth.
-        session: Its tag or, without one, its run id; the one that started last unless given.
-        steps: Show these alone, and what was around them.
-        ranks: Says of which ranks to show; all unless given.
-        merge: Traces of torch.profiler (Kineto) of the same run, to be shown beside.
-        progress: Called with how far the reading is.
+        out: The file to write to.
+        paths: Log files, or directories with log files at any depth.
+        session: Its tag or, without one, its run id; the session that started last unless given.
+        steps: Show only the time from the first to the last of these; all unless given.
+        ranks: Returns whether a rank is to be shown; all are unless given.
+        merge: Traces of torch.profiler (Kineto) of the same run, to be shown beside it.
+        progress: Called with the progress of reading.
 
     Raises:
-        UnreadableError: There is nothing to read, or a trace to merge is none.
+        UnreadableError: There is nothing to read, or a file in *merge* is not such a trace.
         ConfigError: There is no such session.
     """
     clocks = _read_clocks(choose(replay(*paths), session).sources)
@@ -620,7 +620,7 @@ def _read_clocks(sources: Iterable[tuple[Source, Iterable[Sequence[Event]]]]) ->
         for batch in batches:
             for event in batch:
                 kind = event.__class__
-                # Times are not in order: a source may be recorded as started after its first spans began.
+                # Times are not in order: the start of a source may be recorded after the start of its first spans.
                 began_ns = event.at_ns - event.duration_ns if isinstance(event, _LONG) else event.at_ns
                 if own.first_ns is None or began_ns < own.first_ns:
                     own.first_ns = began_ns
@@ -661,7 +661,7 @@ def _write(file: _TraceFile, pid: int, shown: Shown, alignment: Alignment) -> No
 
 
 def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* with values that JSON can hold: it has neither NaN nor infinities."""
+    """Return *fields* with NaN and infinities as text, because JSON has neither."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in fields.items()

@@ -24,11 +24,11 @@ from trackside.report._top import RankNow, TopView
 from trackside.report._whatif import OUTSIDE
 
 _WIDTH: Final = 100
-"""The width where there is no terminal to say it."""
+"""The width of output that is not a terminal, in columns."""
 
 
 def make_console(*, width: int | None = None, file: Any = None) -> Console:
-    """Return a console on *file*, stdout unless given; 100 columns wide where it is no terminal."""
+    """Return a console on *file*, stdout unless given; without *width*, 100 columns wide if it is not a terminal."""
     file = file or sys.stdout
     console = Console(file=file, highlight=False, markup=False, emoji=False, width=width)
     if width is None and not console.is_terminal:
@@ -38,7 +38,7 @@ def make_console(*, width: int | None = None, file: Any = None) -> Console:
 
 
 def _end() -> None:
-    raise BrokenPipeError  # rich takes it for a failure, but the reader just stopped reading
+    raise BrokenPipeError  # rich would exit with an error, but the reader only stopped reading
 
 
 def print_report(report: Report, console: Console | None = None, *, is_explained: bool = False) -> None:
@@ -71,10 +71,10 @@ def print_top(view: TopView, console: Console | None = None) -> None:
 
 
 def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "trackside top") -> str:
-    """Return *view* as a terminal of that size would show it, as an SVG."""
+    """Return an SVG of *view* as a terminal of that size would show it."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(_top(view, width, height, ScreenState()))
-    # Without the fonts, which a browser would load from another site.
+    # The fonts are removed, because a browser would load them from another site.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
@@ -90,16 +90,16 @@ SORTS: Final = tuple(_ORDERS)
 
 @attrs.frozen
 class ScreenState:
-    """The state of a view, as keys change it."""
+    """The state of a view that keys change."""
 
     sort: str = SORTS[0]
     is_paused: bool = False
     where: str = "–"
-    """The place that the view is read from, shown until its first event comes."""
+    """The place from which the view is read; it is shown until the first event of a rank comes."""
 
 
 def _top(view: TopView, width: int, height: int, screen: ScreenState | None = None) -> RenderableType:
-    """Return the view, in at most *height* lines; with a line of keys if *screen* is a state that they change."""
+    """Return *view* in at most *height* lines; if *screen* is given, the last line shows the keys that change it."""
     if not view.session:
         return _text(f"waiting for the first event of a rank in {(screen or ScreenState()).where} …  q quit")
     lines: list[RenderableType] = [
@@ -150,7 +150,7 @@ def _top(view: TopView, width: int, height: int, screen: ScreenState | None = No
     if len(lines) + 2 + sum(1 + bool(names) + len(rows) for _, names, rows in (*blocks, parts) if rows) <= height:
         blocks.insert(2, parts)
     blocks = [block for block in blocks if block[2]]
-    # The first blocks matter most: the last ones are left out if there is no line for each.
+    # The first blocks matter most: the last ones are left out if not every block can have a line.
     room = height - len(lines) - 2
     while blocks and room < sum(2 + bool(names) for _, names, _ in blocks):
         blocks.pop()
@@ -185,7 +185,7 @@ def _head(view: TopView, width: int) -> Text:
         state = f"ended by {error}" if error else "ended"
     style = "green" if (view.has_ended and not error) or view.alive >= view.ranks else "bold red"
     head = _text(f"{view.session}  {view.application}".rstrip(), "bold")
-    # The name of a run without a tag is a long number; its state says more.
+    # The name of a run without a tag is a long id, so it is cut to make room for the state.
     head.truncate(max(8, width - len(state) - 2), overflow="ellipsis")
     head.append_text(_text(f"  {state}", style))
     if view.behind_s is not None:
@@ -199,7 +199,7 @@ def _head(view: TopView, width: int) -> Text:
 def _step_line(view: TopView, width: int) -> Text:
     rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
     line = _text(f"step {view.step:,}  " if view.step >= 0 else "no step yet  ")
-    if view.is_stale and not view.has_ended:  # an old rate is not the present one
+    if view.is_stale and not view.has_ended:  # the last rate is out of date
         ago = words.seconds(view.rate_age_s)
         line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "bold red"))
     else:
@@ -228,7 +228,7 @@ def _rates(view: TopView, width: int) -> Iterator[Text]:
 
 
 def _ranks(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return the names of the columns and the ranks."""
+    """Return the names of the columns and a row for each rank."""
     names = ("rank", "state", "step", "a step", "last step", "loss", "GPU", "CPU", "memory", "host")
     rows = [
         (str(one.rank), one.state, f"{one.step:,}" if one.step >= 0 else words.NOTHING, words.duration(one.step_ns),
@@ -241,7 +241,7 @@ def _ranks(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tu
 
 
 def _parts(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return the names of the columns and a row for each rank, in the order of their table: the parts of its steps."""
+    """Return column names and, for each rank in the order of the ranks' table, a row with the parts of its steps."""
     names = [name for name in dict.fromkeys(name for one in view.rows for name in one.parts) if name != OUTSIDE]
     if not names:
         return (), []
@@ -255,7 +255,7 @@ def _parts(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tu
 def _fitting(
     names: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
 ) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return a table without columns that are empty or for which there is no room."""
+    """Return the table without the columns that are empty or do not fit into *width*."""
     kept, used = [], 0
     for place, name in enumerate(names):
         if any(row[place] not in {"", words.NOTHING} for row in rows):
@@ -297,12 +297,12 @@ _MOST_HAPPENED: Final = 8
 
 
 def _since(view: TopView, model: str) -> str:
-    """Return a remark on the figures of *model*: if the job does not keep that model, they begin now."""
+    """Return a remark if the figures of *model* began when this view attached; empty if they cover the whole job."""
     return " since attached" if model in view.partial else ""
 
 
 def _shared(room: int, wanted: Sequence[int]) -> list[int]:
-    """Return how many of *room* lines each gets; lines that one does not need go to the others."""
+    """Return how many of *room* lines each block gets; lines that a block does not need go to the others."""
     shares = [0] * len(wanted)
     while room > 0 and any(share < want for share, want in zip(shares, wanted, strict=True)):
         for place, want in enumerate(wanted):

@@ -1,7 +1,7 @@
 """
 The collectors of a stream in JetStream: any number of workers, which divide its runs and continue from checkpoints.
 
-`docs/design.md` says what is stored, and why no event that they publish is lost or comes twice.
+`docs/design.md` describes what is stored, and why no event that they publish is lost or comes twice.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MAX_RUNS: Final = 256
 CHECKPOINT_INTERVAL_S: Final = 1.0
 _VERSION: Final = 1
 _OWN: Final = "collector"
-"""The word in the place of the rank in the subjects of collectors' messages; also their role."""
+"""The word in place of the rank in the subjects of collectors' messages; also the role of collectors."""
 _LEASES: Final = "lease."
 _STATE: Final = "state."
 _INLINE_BYTES: Final = 256 << 10
@@ -71,12 +71,12 @@ _INLINE_BYTES: Final = 256 << 10
 _MAX_STATE_BYTES: Final = 1 << 30
 _MAX_OUTBOX_BYTES: Final = 1 << 20
 _SHARE_OF_TIME: Final = 10
-"""Checkpoints take at most this fraction of the time: one part in so many."""
+"""Checkpoints take at most one part in this many of the time, and so does listing the runs."""
 _REQUEST_S: Final = 5.0
 _POLL_S: Final = 0.25
 _LEAST_LOOK_S: Final = 1.0
 _OUTAGE_S: Final = 3.0
-"""The time without an answer after which the stream is taken to have been away, in seconds."""
+"""The time without an answer after which the stream counts as having been away, in seconds."""
 _RETURN_S: Final = 15.0
 """
 The time within which a living rank finds another node, in seconds: it waits 5 s for an acknowledgement, 5 s for a node
@@ -90,11 +90,11 @@ class RunCollection:
     """
     One run: its sources, the models over them, and the stream of events about it. It does no input or output.
 
-    The events that it publishes wait in `outbox`. That is part of the state, and is sent only once the state is stored.
+    The events that it publishes wait in `outbox`, which is part of the state. They are sent after the state is stored.
 
     Args:
         source: The identity of its own stream.
-        models: Returns the models, given what publishes their events.
+        models: Returns the models, given the function that publishes their events.
         silent_after_s: As for `Collector`.
         now_s: The server's clock, in seconds since the epoch.
     """
@@ -112,9 +112,9 @@ class RunCollection:
         self.outbox: list[bytes] = []
         """Frames that are to be published."""
         self.unreadable = 0
-        """Messages that were no frames."""
+        """Messages that were not frames."""
         self.is_changed = True
-        """Whether there is something that the stored state does not have."""
+        """Whether the state differs from the stored one."""
         self._decoder = SourcedDecoder()
         registry = SourceRegistry(silent_after_s, unasked_interval_s=None)
         self.streams = CollectedStreams(
@@ -123,13 +123,13 @@ class RunCollection:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more is expected: each of its sources has ended or fallen silent."""
+        """Whether no more messages are expected: each of its sources has ended or fallen silent."""
         states = self.streams.registry.states.values()
         return all(state.ended is not None or state.silent_s is not None for state in states)
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """The position in the stream behind the last message that the models have read, as of `NatsReader`."""
+        """The position in the stream after the last message that the models have read, as for `NatsReader`."""
         sources = {name: state.tracker.next_seq for name, state in self.streams.registry.states.items()}
         sources[self.source.id] = self.streams.own.next_seq
         return {"sequence": self.sequence, "events": 0, "sources": sources}
@@ -148,12 +148,12 @@ class RunCollection:
         self.streams.consume(frame, message.frame, message.stored_s, "not in the stream")
 
     def tick(self, least_silence_s: float) -> None:
-        """Publish which ranks have been silent for too long; to be called when the whole stream was read."""
+        """Publish an event for each rank that has fallen silent; to be called when the whole stream was read."""
         self.streams.registry.least_silence_s = least_silence_s
         self.streams.tick(())
 
     def sent(self) -> None:
-        """Note that the server has what is in the outbox."""
+        """Note that the server has the frames in the outbox."""
         self.is_changed = self.is_changed or bool(self.outbox)
         self.outbox = []
 
@@ -175,7 +175,7 @@ class RunCollection:
         Replace the state by one that `dump` returned.
 
         Raises:
-            DecodeError: if *state* is anything else. What is here is of no use then.
+            DecodeError: if *state* is anything else. The state here is then unusable.
         """
         with decoding(self, state, _VERSION):
             self.streams.load(state["streams"])
@@ -190,7 +190,7 @@ class RunCollection:
         Decode a frame of the outbox.
 
         Raises:
-            DecodeError: It is none.
+            DecodeError: *data* is not a frame of this run's own stream.
         """
         decoder = FrameDecoder()
         decoder.introduce(self.source)
@@ -217,7 +217,7 @@ class _Checkpoint:
     """The state of one run in the store."""
 
     revision: int = 0
-    """0 for nothing."""
+    """0 if nothing is stored."""
     object_name: str = ""
     """The object that has the state; empty if the value itself has it."""
     previous_name: str = ""
@@ -230,7 +230,7 @@ class _Checkpoint:
 
 
 class _Store:
-    """Leases and checkpoints in JetStream: a bucket of keys and values, and objects for what is too large for it."""
+    """Leases and checkpoints in JetStream: a bucket of keys and values, and objects for states that are too large."""
 
     def __init__(self, jetstream: Any, stream: str) -> None:
         self._jetstream = jetstream
@@ -240,10 +240,10 @@ class _Store:
 
     async def open(self, replicas: int | None = None) -> None:
         """
-        Find the bucket; create it, on as many nodes as said, unless *replicas* is None.
+        Find the buckets; create a missing one on *replicas* nodes, unless that is None.
 
         Raises:
-            BucketNotFoundError: There is none, and it is not to be created.
+            BucketNotFoundError: One is missing, and *replicas* is None.
         """
         jetstream = self._jetstream
         try:
@@ -274,7 +274,7 @@ class _Store:
         return revision
 
     async def load(self, job: str) -> _Checkpoint:
-        """Return the checkpoint of a run; of an unreadable one its revision, and why it cannot be read."""
+        """Return the checkpoint of a run; if it is unreadable, with its revision and the reason."""
         try:
             entry = await self.bucket.get(_STATE + job)
         except KeyNotFoundError:
@@ -314,7 +314,7 @@ class _Store:
         Replace *before* by *data*, in one write that is accepted only if no other worker has replaced it.
 
         Raises:
-            KeyWrongLastSequenceError: Somebody did.
+            KeyWrongLastSequenceError: Another worker has replaced it.
         """
         name = ""
         if len(data) > _INLINE_BYTES:
@@ -337,7 +337,7 @@ class _Store:
                 await self._remove(info.name)
 
     async def _remove(self, name: str) -> None:
-        """Remove an object and its deletion marker, of which each checkpoint would leave one."""
+        """Remove an object and its deletion marker; else each checkpoint would leave a marker."""
         with contextlib.suppress(NotFoundError):
             await self._objects.delete(name)
         key = base64.urlsafe_b64encode(name.encode()).decode()
@@ -348,7 +348,7 @@ class _Store:
 def _decoding_checkpoint() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # msgpack raises many kinds, and what it gives may have any shape
+    except Exception as error:  # msgpack raises many kinds, and its result may have any shape
         raise DecodeError(f"no checkpoint of a run: {described(error)}") from error
 
 
@@ -376,17 +376,18 @@ class NatsCollector(Closing):
         with NatsCollector("nats://stream.example:4222/acme") as collector:
             collector.serve()
 
-    A worker that dies, or is cut off, is replaced by another one, which continues from the last checkpoint, so each run
-    gets the answers of a single collector. Derived events, silent ranks and missing events go back into the stream,
+    If a worker dies or is cut off, another one continues from the last checkpoint, so each run gets the answers of a
+    single collector. Derived events, and events about silent ranks and missing events, are published to the stream,
     each once.
 
     Args:
         address: ``nats://HOST:PORT/STREAM``.
-        models: Returns the models for one run, given what publishes their events; by default those of `Collector`.
-        silent_after_s: As of `Collector`.
+        models: Returns the models for one run, given the function that publishes their events; by default those of
+            `Collector`.
+        silent_after_s: As for `Collector`.
         lease_s: The time without news of a worker after which others take its runs, in seconds.
         checkpoint_interval_s: The time between two checkpoints of a run, in seconds.
-        replicas: On how many of a cluster's nodes the stream is kept if it is created here: 1, 3 or 5.
+        replicas: The number of a cluster's nodes that keep the stream if it is created here: 1, 3 or 5.
         on_event: Called with every event that this worker publishes.
         options: Arguments of ``nats.connect``.
 
@@ -417,8 +418,8 @@ class NatsCollector(Closing):
         self.on_event = on_event
         self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
         """
-        Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
-        ``checkpoints`` written, found ``unusable``, and events ``published``.
+        The numbers of ``runs`` taken, released because they were ``over``, and ``given up`` after an error; of
+        ``messages`` read; of ``checkpoints`` written, and of those found ``unusable``; and of events ``published``.
         """
         self.is_stopped: StopEvent = StopEvent()
         user_of(self.address.servers, options)
@@ -427,11 +428,11 @@ class NatsCollector(Closing):
         self._trouble = RateLimitedLog()
 
     def serve(self) -> None:
-        """Work until `stop` is called, also where an event loop runs, as in a notebook; servers may come and go."""
+        """Work until `stop` is called, even if an event loop is running, as in a notebook; servers may come and go."""
         run_in_loop(self._serve(), stop=self.stop)
 
     def stop(self) -> None:
-        """Have `serve` return; on any thread, and from a signal handler."""
+        """Make `serve` return; may be called on any thread, and by a signal handler."""
         self.is_stopped.set()
 
     def close(self) -> None:
@@ -439,7 +440,7 @@ class NatsCollector(Closing):
         self.stop()
 
     def complain(self, what: str, error: BaseException | None = None) -> None:
-        """Log what is wrong, once in a while."""
+        """Log *what* is wrong, at most once a minute."""
         self._trouble.complain("%s: %s", self.address, what if error is None else f"{what}: {described(error)}")
 
     async def _serve(self) -> None:
@@ -476,10 +477,10 @@ class _NatsSession:
         self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s, most=MAX_RUNS)
         self._clock = _ServerClock()
         self._answered_s = self._steady_s = -1e9
-        """The times when the stream answered last, and since when it has done so without a break."""
+        """The time of the stream's last answer, and the time since which it has answered without a break."""
         self._least_silence_s = 0.0
         self._amounts: dict[str, int] = {}
-        """By run, how many messages of ranks the stream has."""
+        """By run, the number of ranks' messages in the stream."""
         self._created = ""
         self._looked_s = -1e9
         self._look_s = _LEAST_LOOK_S
@@ -510,13 +511,13 @@ class _NatsSession:
             await asyncio.gather(seeing, *self._tasks.values(), return_exceptions=True)
 
     async def _see(self, watcher: Any) -> None:
-        """Read the entries of the leases, whoever writes them."""
+        """Read the entries of the leases, whichever worker writes them."""
         async for entry in watcher:
             if entry is None:
                 continue
             lease = None
             if not entry.operation:
-                with contextlib.suppress(Exception):  # anything may stand there
+                with contextlib.suppress(Exception):  # the entry may hold anything
                     lease = Lease(**json.loads(entry.value))
             if lease is not None and lease.owner == self._leases.worker:
                 self._clock.see(entry.created.timestamp())
@@ -583,25 +584,25 @@ class _NatsSession:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     async def _collect(self, job: str) -> None:
-        """Collect one run until it is handed over, is lost to another worker, or fails: then another tries."""
+        """Collect one run until it is released or lost to another worker; if that fails, any worker may try again."""
         try:
             done = await self._collect_until_released(job)
             self._collector.counts["over"] += done >= 0
             await self._try(self._leases.release(job, done))
         except KeyWrongLastSequenceError:
-            self._leases.drop(job)  # another worker goes on with it
+            self._leases.drop(job)  # another worker continues with it
         except Exception as error:
             self._collector.counts["given up"] += 1
             self._collector.complain(f"run {job} is given up for now", error)
             self._leases.drop(job)
 
     async def _collect_until_released(self, job: str) -> int:
-        """Return how many messages the run had if it is over, -1 if not."""
+        """Collect one run until it is over or released; return the number of its messages if it is over, else -1."""
         checkpoint = await self._store.load(job)
         created = self._created
         run = self._loaded(job, checkpoint, created)
         if run:
-            await self._publish(job, run)  # of the previous worker, which stored them and may not have sent them
+            await self._publish(job, run)  # the previous worker stored these events, and may not have sent them
         subject = f"{self._stream}.{job}.>"
         pull = StreamPull(self._stream, subject, run.sequence if run else 1, poll_interval_s=_POLL_S)
         due_s = heard_s = time.monotonic()
@@ -696,10 +697,10 @@ def loaded(
     now_s: Callable[[], float] = time.time,
 ) -> RunCollection:
     """
-    Return the collection of a run as it was stored.
+    Return the collection of a run from its stored *state*.
 
     Raises:
-        DecodeError: *state* is not what was stored, or belongs to other models.
+        DecodeError: *state* is not such a state, or belongs to other models.
     """
     source = Source.from_wire(state.get("source")) if isinstance(state, Mapping) else Source.unknown("")
     run = RunCollection(source, models, silent_after_s, now_s)
@@ -709,26 +710,26 @@ def loaded(
 
 @attrs.frozen
 class CollectedRun:
-    """The state that the collectors of a stream have stored of one run."""
+    """The state that the collectors of a stream have stored for one run."""
 
     models: Sequence[Any]
     """The models."""
     cursor: Mapping[str, Any]
-    """The position in the stream behind that state; a `NatsReader` continues from there without a gap."""
+    """The position in the stream after that state; a `NatsReader` continues from there without a gap."""
 
 
 def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = collector_models) -> CollectedRun:
     """
-    Return what the collectors of a stream have stored of the run at *address*, ``nats://HOST:PORT/STREAM/RUN``.
+    Return the state that a stream's collectors have stored for the run at *address*, ``nats://HOST:PORT/STREAM/RUN``.
 
     Args:
-        address: The run.
-        models: As of `NatsCollector`, the same.
+        address: The address of the run.
+        models: The same as those of the `NatsCollector` that stored the state.
 
     Raises:
         ConfigError: *address* is not the address of a run.
         UnreadableError: The server does not answer, or nothing is stored.
-        DecodeError: What is stored is no checkpoint, or belongs to other models.
+        DecodeError: The stored value is not a checkpoint, or belongs to other models.
     """
     place = StreamAddress.parse(address)
     found = stored_run(place, models)
@@ -743,12 +744,12 @@ def stored_run(
     address: StreamAddress, models: Callable[[Publish], Sequence[Any]] = collector_models
 ) -> tuple[RunCollection, str] | None:
     """
-    Return the collection that is stored of the run at *address*, and when its stream was created; None if none is.
+    Return the stored collection of the run at *address*, and the creation time of its stream; None if none is stored.
 
     Raises:
-        ConfigError: as of `collected`, as are the others.
+        ConfigError: *address* is not the address of a run.
         UnreadableError: The server does not answer.
-        DecodeError: What is stored is no checkpoint, or belongs to other models.
+        DecodeError: The stored value is not a checkpoint, or belongs to other models.
     """
     if not address.run or address.rank:
         raise ConfigError("run", str(address), "give nats://HOST:PORT/STREAM/RUN")

@@ -50,7 +50,7 @@ T = TypeVar("T")
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 _SOURCE: Final = "Trackside-Source"
 _HEAD_BYTES: Final = 1_024
-"""More than what precedes the rows and schemas of a frame."""
+"""More bytes than precede the rows and schemas of a frame."""
 KEEP_S: Final = 7 * 86_400.0
 """The time for which a stream that is created here keeps messages, in seconds."""
 _DUPLICATE_WINDOW_S: Final = 600.0
@@ -106,11 +106,11 @@ class NatsSink(Exporting):
         replicas: The number of a cluster's nodes that keep a stream that is created here: 1, 3 or 5.
         buffer_bytes: The most bytes that may wait for the server.
         timeout_s: The time to wait for the acknowledgement of a frame, in seconds.
-        on_verb: Carries out the verbs of `trackside ctl`; None to listen to none.
+        on_verb: Carries out the verbs of `trackside ctl`; None to accept none.
         options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
 
     Raises:
-        ConfigError: *stream* cannot be the name of a stream, or a file of keys is not what it should be (docs/nats.md).
+        ConfigError: *stream* cannot be the name of a stream, or a file of keys is not valid (docs/nats.md).
     """
 
     def __init__(
@@ -155,20 +155,20 @@ class NatsSink(Exporting):
         self._source_json = encoded_source(source)
 
     def accept(self, frame: bytes, *, events: int) -> bool:
-        """Accept *frame*; False if the buffer is full or the sink closed."""
+        """Accept *frame*; False if the buffer is full or the sink is closed."""
         return bool(self._subject) and self._exporter.put(frame, events=events, size_bytes=len(frame))
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
-        Publish what waits, now; return whether the server has acknowledged all of it.
+        Publish the waiting frames now; return whether the server has acknowledged all of them.
 
-        False at once if the server refuses or is away: a checkpoint does not wait for it. While a cluster elects a
-        leader, some ten seconds, call it again.
+        It returns False at once if the server refuses or is away: a checkpoint does not wait for it. While a cluster
+        elects a leader, which takes some ten seconds, call it again.
         """
         return self._exporter.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Publish what waits and disconnect; frames without acknowledgement are counted as lost. Safe to repeat."""
+        """Publish the waiting frames and disconnect; count those not acknowledged as lost. Safe to repeat."""
         done = self._exporter.close(timeout_s)
         self._connection.close(is_last=True)  # an export that is still running would connect again
         return done
@@ -202,14 +202,14 @@ class NatsSink(Exporting):
 
 OnVerb: TypeAlias = Callable[[Verb, str, bool, Callable[[Result], object]], object]
 """
-Called with a verb, the name of the asking user, whether they may, and a function that sends the answer; on a thread
-that must not wait.
+Called with a verb, the name of the asking user, whether that user may use it, and a function that sends the answer; on
+a thread that must not wait.
 """
 
 
 class _VerbListener:
     """
-    Receives the verbs for the processes of a run over a connection of its own process.
+    Receives the verbs for the processes of a run, over the connection of this process.
 
     The server's permissions decide who may ask. If the server admits anybody, every verb is refused.
     """
@@ -243,7 +243,7 @@ class _VerbListener:
 
 
 def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[str, str]:
-    """Return the headers of a frame: the id by which the server knows it when it comes again, and its source."""
+    """Return the headers of a frame: the id by which the server detects duplicates, and the source."""
     return {_MESSAGE_ID: f"{source_id}:{first_seq}", _SOURCE: source_json}
 
 
@@ -251,8 +251,8 @@ class _Client(nats.NATS):  # type: ignore[misc]
     """
     A client that treats each stored message as a message, whatever it holds.
 
-    The library takes a status in a stored message for the server's own, and a status that it cannot read ends the
-    connection. The message would still be there, so nobody could read the messages behind it.
+    nats-py mistakes a status in a stored message for one of the server's own, and a status that it cannot read ends the
+    connection. The message would still be in the stream, so nobody could read the messages after it.
     """
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
@@ -273,7 +273,7 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     A user's answers come to subjects of that user, so that the server can keep others from listening to them.
 
     Raises:
-        ConfigError: As `user_of`.
+        ConfigError: As for `user_of`.
     """
     user = user_of(servers, options)
     options = {**user.credentials, **options}
@@ -289,7 +289,7 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
 
 
 async def any_client(servers: Sequence[str], **options: Any) -> Any:
-    """Return the client of the first of *servers*, in random order, that answers; the last one's failure is raised."""
+    """Return the client of the first of *servers*, in random order, that answers; raise the last one's failure."""
     *others, last = shuffled(servers)
     for server in others:
         with contextlib.suppress(Exception):
@@ -299,14 +299,14 @@ async def any_client(servers: Sequence[str], **options: Any) -> Any:
 
 async def next_client(servers: list[str], **options: Any) -> Any:
     """
-    Return the client of the first of *servers*, and move that server to the end; the client's reports are dropped.
+    Return the client of the first of *servers*, and move that server to the end; drop the client's error reports.
     """
     servers.append(servers.pop(0))
     return await connected_client(servers[-1], **{"error_cb": _ignore, **options, **ONE_ATTEMPT})
 
 
 async def _ignore(*_: object) -> None:
-    """Drop a report: the caller tries again and reports."""
+    """Drop an error report: the caller tries again, and reports itself."""
 
 
 def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
@@ -330,12 +330,12 @@ def ask(address: StreamAddress, use: Callable[[Any], Awaitable[T]]) -> T:
 
 def with_client(address: StreamAddress, use: Callable[[Any, list[str]], Awaitable[T]], connect_s: float) -> T:
     """
-    Call *use* with a new connection and the list of what the server refuses there, and return its result.
+    Call *use* with a new connection and the list of the server's refusals there, and return its result.
 
-    It works where an event loop runs already, as in a notebook.
+    It also works if an event loop is running already, as in a notebook.
 
     Raises:
-        Exception: of the kinds that the client raises, or *use*.
+        Exception: of the kinds that the client raises, or that *use* raises.
     """
     refusals: list[str] = []
 
@@ -344,7 +344,7 @@ def with_client(address: StreamAddress, use: Callable[[Any, list[str]], Awaitabl
 
     async def connect_and_use() -> T:
         client = await any_client(address.servers, connect_timeout=connect_s, error_cb=note)
-        refusals.clear()  # those of nodes that are away
+        refusals.clear()  # they are of nodes that are away
         try:
             return await use(client, refusals)
         finally:
@@ -355,14 +355,14 @@ def with_client(address: StreamAddress, use: Callable[[Any, list[str]], Awaitabl
 
 def run_in_loop(work: Coroutine[Any, Any, T], *, stop: Callable[[], object] = int) -> T:
     """
-    Return the result of *work* in an event loop of its own: on a thread, where this one has one that runs.
+    Return the result of *work* in a new event loop; on a new thread if a loop is running in this one.
 
     Args:
-        work: Awaited there.
-        stop: Has it end when an exception of a signal handler, as of Ctrl-C, ends the wait for the thread.
+        work: The coroutine to await there.
+        stop: Makes *work* end, if an exception of a signal handler, for example Ctrl-C, ends the wait for the thread.
     """
     if not _is_in_loop():
-        return asyncio.run(work)  # outside of an except clause, which what it raises would be shown with
+        return asyncio.run(work)  # outside of an except clause, so that errors are shown alone
     with futures.ThreadPoolExecutor(1) as pool:
         result = pool.submit(asyncio.run, work)
         try:
@@ -381,7 +381,7 @@ def _is_in_loop() -> bool:
 
 @contextlib.contextmanager
 def reading(address: StreamAddress, timeout_s: float = _CONNECT_S) -> Iterator[None]:
-    """Convert the client's exceptions into errors that name the address and a remedy; end after so many seconds."""
+    """Convert the client's exceptions into errors that name the address and a remedy; *timeout_s* is for the text."""
     try:
         yield
     except (UnreadableError, DecodeError, ConfigError):
@@ -395,7 +395,7 @@ def reading(address: StreamAddress, timeout_s: float = _CONNECT_S) -> Iterator[N
 
 
 async def disconnect(client: Any) -> None:
-    """Close the connection of *client*, and in any case its socket: a server that hangs may make it take too long."""
+    """Close the connection of *client*, and in any case its socket: if the server hangs, closing may take too long."""
     try:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(client.close(), _CLOSE_S)
@@ -417,7 +417,7 @@ def _leader(info: Any) -> str:
 
 
 async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S, replicas: int = 1) -> None:
-    """Create the stream *name*, as of `NatsSink`, unless it exists."""
+    """Create the stream *name*, with the settings of `NatsSink`, unless it exists."""
     try:
         await jetstream.stream_info(name)
     except NotFoundError:
@@ -446,18 +446,18 @@ class NatsReader(Iterator[Event], Closing):
     loss or repetition, however this one ended. If the server goes away, the reader waits for it.
 
     Args:
-        servers: As of `NatsSink`.
+        servers: As for `NatsSink`.
         stream: The stream's name.
         cursor: The `cursor` of another reader, to continue from.
         follow: Whether to wait for new messages; otherwise it ends with the last message that the stream had at first.
         stop: Ends the iteration when it is set.
         to: The event types to yield: a class, a wire name, a glob of wire names, or a tuple of these.
-        keep: The rule that says which of their events to yield; all by default.
+        keep: The rule that selects which of their events to yield; all by default.
         poll_interval_s: How long one request waits for new messages, in seconds.
         options: Arguments of ``nats.connect``.
 
     Raises:
-        ConfigError: *stream* cannot be the name of a stream, or *to* or *keep* is not what it should be.
+        ConfigError: *stream* cannot be the name of a stream, or *to* or *keep* is not valid.
         DecodeError: *cursor* is not a cursor.
     """
 
@@ -521,7 +521,7 @@ class NatsReader(Iterator[Event], Closing):
 
 
 class StreamMessage(NamedTuple):
-    """A frame as the stream has it."""
+    """A frame, as it is stored in the stream."""
 
     sequence: int
     frame: bytes
@@ -530,7 +530,7 @@ class StreamMessage(NamedTuple):
     stored_s: float
     """The time when the server stored it, by the server's clock, in seconds since the epoch."""
     pending: int
-    """The number of messages of the subject behind it."""
+    """The number of messages of the subject after it."""
 
     @classmethod
     def read(cls, message: Any) -> StreamMessage:
@@ -546,7 +546,7 @@ class StreamMessages:
     The messages of a stream, in order.
 
     Args:
-        connection: Closed with this.
+        connection: The connection to use; it is closed together with this.
         stream: The stream's name.
         subject: The subjects to read; all of them unless given.
         follow: Whether to wait for new messages, and for a server that goes away; otherwise it ends with the last
@@ -554,7 +554,7 @@ class StreamMessages:
         stop: Ends the iteration when it is set.
         poll_interval_s: How long one request waits for new messages, in seconds.
         timeout_s: For how long to try to reach the server for the first time, in seconds.
-        begin: As of `StreamPull`.
+        begin: As for `StreamPull`.
 
     Raises:
         ConfigError: *stream* cannot be the name of a stream.
@@ -591,7 +591,7 @@ class StreamMessages:
 
     def read_from(self, sequence: int, created: str = "") -> Iterator[StreamMessage]:
         """
-        Yield the messages from the number *sequence* on; all of them if the stream was not *created* then.
+        Yield the messages from the number *sequence* on; all if the stream was created at another time than *created*.
 
         Raises:
             Exception: of the kinds that the client raises, if the server was not reached within *timeout_s*.
@@ -627,7 +627,7 @@ class StreamMessages:
                 return []
         messages = await self._pull.fetch(stream)
         if not self._follow and not messages and await self._pull.is_at_end():
-            self._pull.next = self._last + 1  # the others have another subject
+            self._pull.next = self._last + 1  # the remaining messages have other subjects
         return messages
 
 
@@ -640,7 +640,7 @@ class StreamPull:
         subject: The subjects to read.
         first: The number of the first message to read.
         poll_interval_s: How long one request waits for new messages, in seconds.
-        begin: Fields of ``ConsumerConfig`` that say where to begin, in place of the first message.
+        begin: Fields of ``ConsumerConfig`` that determine where to begin, in place of the first message.
     """
 
     def __init__(
@@ -653,7 +653,7 @@ class StreamPull:
         begin: Mapping[str, Any] | None = None,
     ) -> None:
         self.next = first
-        """The number of the next message, at least."""
+        """The lowest number that the next message can have."""
         self._stream = stream
         self._subject = subject
         self._poll_interval_s = poll_interval_s
@@ -664,7 +664,7 @@ class StreamPull:
         """The node that leads the stream; empty if the server is no cluster."""
         self._subscription: Any = None
         self._consumer = ""
-        """The name of what the server keeps for the subscription."""
+        """The name of the server's consumer for the subscription."""
         self._received = 0
         """Messages that came for the subscription."""
         self._empty_polls = 0
@@ -702,10 +702,10 @@ class StreamPull:
 
     async def _subscribe(self, stream: Any, begin: Mapping[str, Any]) -> Any:
         """
-        Subscribe to the copy of the node that leads the stream.
+        Subscribe to the copy on the node that leads the stream.
 
-        The server reads that of any node. With nats-server 2.9 a node that was cut off keeps a copy that differs: it
-        has what was never acknowledged, and lacks messages that were.
+        The server may choose the copy of any node. With nats-server 2.9 a node that was cut off keeps a copy that
+        differs: it has messages that were never acknowledged, and lacks messages that were.
         """
         for _ in range(_SUBSCRIPTIONS):
             config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=_UNUSED_S)
@@ -727,7 +727,7 @@ class StreamPull:
         Return the number of the last message that the stream has.
 
         If the stream is another one than before, or the server came back with an older disk, all messages are read
-        again. Their readers know by the numbers of the events what is new.
+        again. Readers recognize new events by their numbers.
         """
         info = await stream.stream_info(self._stream)
         self._leader = _leader(info)
@@ -741,7 +741,7 @@ class StreamPull:
         """Return whether all messages of the subject were fetched; messages lost on the way are sent again."""
         found = await self._subscription.consumer_info()
         if found.delivered.consumer_seq > self._received:
-            self.reset()  # it was sent after the wait had ended: ask again
+            self.reset()  # a message was sent after the wait had ended: ask again
             return False
         return not found.num_pending
 
@@ -757,7 +757,7 @@ class StreamPull:
                 await self._remove_consumer(stream)
 
     async def _remove_consumer(self, stream: Any) -> None:
-        """Have the server remove the consumer, without waiting: a user without permission gets no answer."""
+        """Ask the server to remove the consumer, without waiting: a user without permission gets no answer."""
         await stream._nc.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}")  # noqa: SLF001  of the client
 
 
@@ -769,7 +769,7 @@ _ADDRESS: Final = re.compile(
 @attrs.frozen
 class StreamAddress:
     """
-    The place of a stream: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, of a part of it.
+    The address of a stream: ``nats://HOST:PORT/STREAM``; if ``/RUN`` or ``/RUN/RANK`` follows, of a part of it.
 
     It can name several nodes of a cluster: ``nats://HOST:PORT,HOST:PORT/STREAM``.
     """
@@ -788,7 +788,7 @@ class StreamAddress:
         Read an address.
 
         Raises:
-            ConfigError: *text* is not one.
+            ConfigError: *text* is not an address.
         """
         found = _ADDRESS.fullmatch(text)
         if found is None:
@@ -815,14 +815,14 @@ class StreamAddress:
 
 def sink_to(address: str, *, on_verb: OnVerb | None = None) -> NatsSink:
     """
-    Return a sink that publishes to the stream at *address*, all runs and ranks of it.
+    Return a sink that publishes to the stream at *address*; a run or a rank in it is ignored.
 
     Args:
-        address: The stream.
-        on_verb: As of `NatsSink`.
+        address: The address of the stream.
+        on_verb: As for `NatsSink`.
 
     Raises:
-        ConfigError: *address* is not one.
+        ConfigError: *address* is not an address.
     """
     parsed = StreamAddress.parse(address)
     return NatsSink(parsed.servers, stream=parsed.stream, on_verb=on_verb)
@@ -832,11 +832,11 @@ class StreamCopy:
     """
     A copy of a stream, or of a part of it, as event logs in a directory of its own, for readers of logs.
 
-    The directory is for this user alone, and removed with the process.
+    The directory is for this user alone, and is removed when the process ends.
 
     Args:
         address: The stream or the part.
-        since_ns: Leave out what the server stored before, by its clock, in ns since the epoch.
+        since_ns: Leave out messages that the server stored earlier, by its clock; in ns since the epoch.
     """
 
     def __init__(self, address: StreamAddress, *, since_ns: int = 0) -> None:
@@ -897,7 +897,7 @@ def parse_part(address: str) -> tuple[StreamAddress, int]:
     Parse the address of a stream or a part of it; return it with the time to begin at, in ns since the epoch.
 
     Raises:
-        ConfigError: *address* is not one, or has something else than a time behind ``?since=``.
+        ConfigError: *address* is not an address, or ``?since=`` is not followed by a time.
     """
     place, has_since, since = address.partition("?since=")
     return StreamAddress.parse(place), time_ns("since", since) if has_since else 0
@@ -905,17 +905,17 @@ def parse_part(address: str) -> tuple[StreamAddress, int]:
 
 def is_run(address: str) -> bool:
     """
-    Return whether *address* is that of all of one run.
+    Return whether *address* is that of one whole run.
 
     Raises:
-        ConfigError: as of `parse_part`.
+        ConfigError: as for `parse_part`.
     """
     place, since_ns = parse_part(address)
     return bool(place.run) and not place.rank and not since_ns
 
 
 def stored_since(since_ns: int) -> dict[str, Any] | None:
-    """Return the settings with which `StreamPull` begins at messages stored from then on; None for 0."""
+    """Return the settings with which `StreamPull` begins at the messages stored from *since_ns* on; None for 0."""
     if not since_ns:
         return None
     begin = datetime.datetime.fromtimestamp(since_ns / 1e9, datetime.timezone.utc)
@@ -931,11 +931,11 @@ def copied(address: str) -> StreamCopy:
     Return this process's copy of the stream at *address*, brought up to date.
 
     Args:
-        address: The stream or a part of it; with ``?since=TIME`` behind it, only what was stored from then on.
+        address: The stream or a part of it; if ``?since=TIME`` follows, only the messages stored from then on.
 
     Raises:
-        ConfigError: *address* is not one.
-        UnreadableError: as of `StreamCopy.update`.
+        ConfigError: *address* is not an address.
+        UnreadableError: as for `StreamCopy.update`.
     """
     with _copying:
         copy = _copies.get(address)
@@ -951,7 +951,7 @@ class StreamConnection:
     A connection that is opened when it is needed, with a loop and a thread of its own, and reopened after any failure.
 
     Args:
-        servers: Tried in turn, in random order.
+        servers: The servers, which are tried in turn, in random order.
         options: Arguments of ``nats.connect``.
         prepare: Called with the client of each new connection.
     """
@@ -979,7 +979,7 @@ class StreamConnection:
 
     def call(self, use: Callable[[Any], Awaitable[T]], *, timeout_s: float) -> T:
         """
-        Return what *use* returns when it is called with the connection's JetStream context.
+        Call *use* with the connection's JetStream context, and return its result.
 
         Raises:
             Exception: of the kinds that the client raises, and a timeout one second after *timeout_s*.
@@ -989,7 +989,7 @@ class StreamConnection:
         async def within_time() -> T:
             return await asyncio.wait_for(self._with_client(use, timeout_s), timeout_s + 1)
 
-        with self._lock:  # calls that the loop gets before the last call of close() run or are cancelled
+        with self._lock:  # calls that reach the loop before the last call of close() run or are cancelled
             if self._is_over:
                 raise ConnectionError("the connection was closed")
             if self._loop is None:
@@ -1047,7 +1047,7 @@ class StreamConnection:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await asyncio.sleep(0)  # sockets that were closed just now are given back
+            await asyncio.sleep(0)  # the sockets that were just closed are released
             asyncio.get_running_loop().stop()
 
         with self._lock:
@@ -1062,7 +1062,7 @@ class StreamConnection:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run *loop* until it is stopped, and close it in its own thread, which may end after close() has given up."""
+    """Run *loop* until it is stopped, and close it in its own thread, which may end after close() has timed out."""
     loop.run_forever()
     loop.close()
 
@@ -1078,17 +1078,17 @@ class StreamUser:
     """A user of a server, with credentials."""
 
     name: str = ""
-    """The name, or the public key; empty if there is none, or a token."""
+    """The name, or the public key; empty if there is neither, for example with a token."""
     credentials: Mapping[str, Any] = attrs.field(factory=dict)
-    """The arguments of ``nats.connect`` that prove it, except for those in the address or given by the program."""
+    """The arguments of ``nats.connect`` that prove it, except those in the address or given by the program."""
 
 
 def user_of(servers: str | Sequence[str], options: Mapping[str, Any] | None = None) -> StreamUser:
     """
-    Return the user that the address names, or the program, or else a file that a variable of the environment names.
+    Return the user that the address or the program names, or else the one that the environment names.
 
-    The variables are those of the command ``nats``: ``NATS_CREDS``, with what ``nsc generate creds`` writes, and
-    ``NATS_NKEY``, with a seed.
+    The variables of the environment are those of the command ``nats``: ``NATS_CREDS`` names a file that ``nsc
+    generate creds`` wrote, and ``NATS_NKEY`` a file with a seed.
 
     Args:
         servers: The servers' URLs.
@@ -1113,7 +1113,7 @@ def user_of(servers: str | Sequence[str], options: Mapping[str, Any] | None = No
 
 
 def _seed_in(variable: str, path: str, mark: bytes) -> bytes:
-    """Return the seed in the file at *path*, which is to hold *mark*, too: the client looks for it without end."""
+    """Return the seed in the file at *path*. It must hold *mark*, too: the client would look for that for ever."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MOST_KEY_BYTES)
@@ -1139,12 +1139,12 @@ def _public_key(variable: str, path: str, seed: bytes) -> str:
 
 
 def control_subject(stream: str, run: str, user: str = "*") -> str:
-    """Return the subject of *user*'s requests to the processes of a run; outside of the stream, so not stored."""
+    """Return the subject of *user*'s requests to the processes of a run; the stream does not store them."""
     return ".".join((f"{stream}-control", subject_token(run), user))
 
 
 def messages_by_run(subjects: Mapping[str, int] | None) -> Counter[str]:
-    """Return how many messages there are of each run, given how many of each subject."""
+    """Return the number of messages of each run, given the number of each subject."""
     amounts: Counter[str] = Counter()
     for subject, count in (subjects or {}).items():
         if run := run_of(subject):
@@ -1153,7 +1153,7 @@ def messages_by_run(subjects: Mapping[str, int] | None) -> Counter[str]:
 
 
 def run_of(subject: str) -> str:
-    """Return the run that a message's subject names; empty where it has a name that no sink gives."""
+    """Return the run that a message's subject names; empty if no sink uses such a subject."""
     _, run, *place = subject.split(".", 2)
     return run if place and run == subject_token(run) else ""
 

@@ -27,7 +27,7 @@ from trackside.handlers.zeromq._receiver import SourceRegistry, SourceState
 
 _LOOK_S: Final = 0.1
 _NO_USER: Final = "anybody"
-"""The word in the place of the user's name in a subject."""
+"""The word in a subject in place of the user's name, if there is no user."""
 
 
 def command(
@@ -37,11 +37,11 @@ def command(
     Have the processes of the run at *address* perform *verb*, and return the answer of each.
 
     The arguments are those of `trackside.handlers.zeromq.command`. Each process that published to the stream and has
-    neither ended nor been replaced has an outcome, also if it does not answer.
+    neither ended nor been replaced has an outcome, even if it does not answer.
 
     Raises:
         ConfigError: *address* is not the address of a run.
-        UnreadableError: The server does not answer or refuses, or no process of the run runs.
+        UnreadableError: The server does not answer or refuses, or no process of the run is running.
     """
     parsed = StreamAddress.parse(address)
     if not parsed.run:
@@ -77,7 +77,7 @@ async def _ask(
             answer = await answers.next_msg(timeout=_LOOK_S)
         except (TimeoutError, asyncio.TimeoutError):
             continue
-        is_heard = bool(answer.data)  # the server itself answers without, where nobody listens
+        is_heard = bool(answer.data)  # if nobody listens, the server itself answers without data
         _record(answer.data, outcomes)
     if refusals:
         remedy = f"it takes a user who may publish to {address.stream}-control.>; see docs/nats.md"
@@ -100,7 +100,7 @@ def _record(data: bytes, outcomes: dict[str, Outcome]) -> None:
 
 
 async def _meant(jetstream: Any, address: StreamAddress, targets: list[str]) -> tuple[dict[str, SourceState], float]:
-    """Return by id the sources that *targets* mean, as the last message of each says, and when the newest came."""
+    """Return the sources that *targets* mean, by id, from the last message of each; and when the newest was stored."""
     registry = SourceRegistry(unasked_interval_s=None)
     decoder = SourcedDecoder()
     newest_s = 0.0
@@ -119,6 +119,6 @@ async def _meant(jetstream: Any, address: StreamAddress, targets: list[str]) -> 
         if messages[-1].pending == 0 if messages else await pull.is_at_end():
             break
     await pull.close(jetstream)
-    list(registry.silent(newest_s, 0))  # it marks them
+    list(registry.silent(newest_s, 0))  # this marks the silent ones
     found = meant_sources(registry, targets, newest_s)
     return {state.source.id: state for state in found}, newest_s

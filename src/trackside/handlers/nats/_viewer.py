@@ -34,16 +34,16 @@ _CLOSE_S: Final = 2.0
 
 class StreamSession:
     """
-    The part of an `Attachment` that reads a stream. For one thread; a thread of its own waits for messages.
+    The part of an `Attachment` that reads a stream. Only one thread may use it; its own thread waits for messages.
 
-    Collectors store a state in one piece with its place in the stream, so nothing is missing between the state and the
-    first frame. If they have stored nothing of a run, the models begin with its first message.
+    Collectors store a state and its position in the stream in one write, so nothing is missing between the state and
+    the first frame. If they have stored nothing of a run, the models begin with its first message.
 
     Args:
         endpoint: The address of the stream, of a run or of a rank; ``?since=TIME`` may follow it.
         models: The names of the models whose states to begin with.
         begin: Called with a snapshot of these states and of each source's position, if *models* are named.
-        deliver: Called with each frame in its turn.
+        deliver: Called with each frame, in order.
 
     Raises:
         ConfigError: *endpoint* is not such an address; or *models* are named and it is not a run's, or has a time.
@@ -110,9 +110,9 @@ class StreamSession:
         self._has_arrived.wait(timeout_s)
 
     def receive(self) -> int:
-        """Deliver what has arrived; return how many messages."""
+        """Deliver the frames that have arrived; return the number of messages."""
         self._has_arrived.clear()
-        count = self._arrived.qsize()  # no other thread takes any
+        count = self._arrived.qsize()  # no other thread removes messages
         for _ in range(count):
             message = self._arrived.get_nowait()
             try:

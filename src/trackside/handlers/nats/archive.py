@@ -1,9 +1,9 @@
 """
 The archive of a stream: its events as Parquet files, run by run and period by period.
 
-The place in the stream up to which a run is archived is kept with the run's part of the table of sources, which is
-written after all other files of a batch. A batch begins at that place, and its files are named after it: however a
-worker ends, the next one writes the same files again, so each event is in the tables exactly once.
+The position in the stream up to which a run is archived is stored in the run's part of the table of sources, which is
+written after all other files of a batch. A batch begins at that position, and its files are named after it. However a
+worker ended, the next one writes the same files again, so each event is in the tables exactly once.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class NatsArchive(Closing):
             archive.serve()
 
     The tables are those of `ParquetFiles`. A run's events appear in them within a period after they were published.
-    A worker that ends, in whatever way, is replaced by starting another: it goes on where the tables end. Two at the
-    same time do the same work twice, without harm.
+    However a worker ended, another one that is started continues where the tables end. Two workers at the same time do
+    the same work twice, without harm.
 
     Args:
-        address: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, a part of the stream.
+        address: ``nats://HOST:PORT/STREAM``; if ``/RUN`` or ``/RUN/RANK`` follows, only that part of the stream.
         where: A directory, or a URL such as ``s3://BUCKET/PATH``: see `ParquetStore`.
         period_s: The time that each batch of a run covers, in seconds; longer periods make fewer and larger files.
         options: Arguments of ``nats.connect``.
 
     Raises:
-        ConfigError: *address* or *where* is not one, or *period_s* is not positive.
+        ConfigError: *address* or *where* is not valid, or *period_s* is not positive.
     """
 
     def __init__(self, address: str, where: str, *, period_s: float = PERIOD_S, **options: Any) -> None:
@@ -73,14 +73,14 @@ class NatsArchive(Closing):
         user_of(self.address.servers, options)
         self._connection = StreamConnection(self.address.servers, options)
         self._archived: dict[str, int] = {}
-        """By run, how many messages the stream had when all of them were archived."""
+        """By run, the number of its messages in the stream when all of them were archived."""
         self._due_s: dict[str, float] = {}
-        """By run, when its next period is over, in seconds since the epoch."""
+        """By run, the time when its next period can be archived, in seconds since the epoch."""
         self._stop = StopEvent()
         self._trouble = RateLimitedLog()
 
     def serve(self) -> None:
-        """Work until `stop` is called. A server or a store that is away is waited for."""
+        """Work until `stop` is called; wait for a server or a store that is away."""
         pause_s = max(_LEAST_LOOK_S, self.period_s / _LOOKS)
         while not self._stop.is_set():
             try:
@@ -92,7 +92,7 @@ class NatsArchive(Closing):
             self._stop.wait(pause_s)
 
     def stop(self) -> None:
-        """Have `serve` return, without the batch that it writes; on any thread, and from a signal handler."""
+        """Make `serve` return without finishing its batch; may be called on any thread, and by a signal handler."""
         self._stop.set()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class NatsArchive(Closing):
         A run that cannot be archived is reported in the log, counted as ``failed``, and tried again by the next turn.
 
         Raises:
-            Exception: An error of the NATS client: the runs of the stream are not known.
+            Exception: An error of the NATS client, if it could not list the runs of the stream.
         """
         amounts = self._connection.call(self._amounts, timeout_s=_REQUEST_S)
         for run, amount in amounts.items():
@@ -121,24 +121,24 @@ class NatsArchive(Closing):
                 del known[run]
 
     def _write_batches(self, run: str, amount: int, now_s: float) -> None:
-        """Archive the periods that are over, of a run that has *amount* messages."""
+        """Archive the periods that are over for *run*, which has *amount* messages."""
         while not self._stop.is_set() and self._archived.get(run) != amount and now_s >= self._due_s.get(run, 0.0):
             if not self._write_batch(run, now_s):
                 self._archived[run] = amount
 
     async def _amounts(self, stream: Any) -> Counter[str]:
-        """Return how many messages there are of each run."""
+        """Return the number of messages of each run."""
         info = await stream.stream_info(self.address.stream, subjects_filter=self.address.subject)
         return messages_by_run(info.state.subjects)
 
     def _write_batch(self, run: str, now_s: float) -> bool:
-        """Archive the next period of a run if it is over; return whether the run has messages that are not archived."""
+        """Archive the next period of a run if it is over; return whether the run may have more messages to archive."""
         name = f"{self.address.stream}.{run}"
         known = self.store.read_sources(name)
         cursor = StreamCursor(None if known is None else _cursor(known.schema.metadata, self.store.where))
         subject = attrs.evolve(self.address, run=run).subject
         reader = StreamMessages(self._connection, self.address.stream, subject, follow=False, stop=self._stop)
-        with contextlib.closing(reader):  # else the server would keep what it reads with for a minute
+        with contextlib.closing(reader):  # else the server would keep the consumer for a minute
             messages = reader.read_from(cursor.sequence, cursor.created)
             first = next(messages, None)
             if first is None:
@@ -147,7 +147,7 @@ class NatsArchive(Closing):
             if now_s < end_s + _GRACE_S:
                 self._due_s[run] = end_s + _GRACE_S
                 return True
-            # To the microsecond: a stream that is created anew begins at the same number, perhaps in the same second.
+            # Microseconds, because a stream that is created anew begins at the same number, perhaps in the same second.
             stored = datetime.fromtimestamp(first.stored_s, timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
             batch = f"{name}.{stored}.{first.sequence}"
             with self.store.scratch() as directory:

@@ -1,8 +1,8 @@
 """
-The stream over ZeroMQ: out of a job, into other processes, through collectors.
+Event streams over ZeroMQ, from a job to other processes, directly or through collectors.
 
-Importing this loads no zmq: `_keys` does when the first socket is made.
-`docs/remote-protocol.md` says what is sent when.
+Importing this does not load zmq; `_keys` loads it when the first socket is made.
+`docs/remote-protocol.md` describes the messages and their order.
 """
 
 from trackside.handlers.zeromq._attachment import Attachment, Gap, Joined, attach

@@ -44,15 +44,15 @@ _BYTES_AT_ONCE: Final = 128 << 10
 
 class ViewerSession:
     """
-    One connection of a viewer. For one thread.
+    One connection of a viewer. Only one thread may use it.
 
     Args:
         connection: The socket, connected.
         wanted: The events to ask for.
         models: The models whose states to ask for.
-        deliver: Called with each entry in its turn.
+        deliver: Called with each entry, in order.
         introduce: Called with a snapshot's bytes, before the first entry and after a loss that cannot be repaired.
-        own_id: Of this end; random unless given.
+        own_id: The id of this end; random unless given.
         monotonic_s: The clock.
     """
 
@@ -70,15 +70,15 @@ class ViewerSession:
         self._now = monotonic_s
         self.connection = connection
         self.peer = ""
-        """The name that the other end gives itself; empty until it has."""
+        """The name that the other end gives itself; empty before its `Welcome`."""
         self.ended = ""
-        """The reason why it left in good order; empty if it did not."""
+        """The reason why the other end said goodbye; empty if it did not."""
         self.busy = ""
-        """The reason why we have to wait, and ask again each second; empty if we need not."""
+        """The reason why this end has to wait, and greets again each second; empty if it need not."""
         self.refused: Refused | None = None
-        """The reason why it will not serve us; None if it will."""
+        """The refusal of the other end to serve this viewer; None if it did not refuse."""
         self.status: dict[str, object] = {}
-        """Its latest description of itself."""
+        """The latest status that the other end sent."""
         self.malformed = 0
         self._trouble = RateLimitedLog()
         self.consumer = StreamConsumer(self.send, deliver, introduce, stream="", wanted=wanted, models=models)
@@ -97,7 +97,7 @@ class ViewerSession:
         return bool(self.ended) or self.refused is not None
 
     def send(self, message: Message) -> bool:
-        """Send *message*, if there is room."""
+        """Send *message* if there is room; return whether it was sent."""
         return self._sessions.post(b"", message) is Sent.QUEUED
 
     @property
@@ -158,7 +158,7 @@ class ViewerSession:
             self.consumer.on(message, size_bytes, self._heard_s)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a message has arrived, or time is out."""
+        """Wait until a message has arrived, at most *timeout_s* seconds."""
         self.connection.wait(timeout_s)
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Gap:
     events: int
     reason: str
     source_id: str = ""
-    """Their source; empty if they are of several."""
+    """The id of their source; empty if it is unknown, or if they are of several."""
 
 
 @attrs.define
@@ -194,17 +194,17 @@ class Joined:
     complete: bool = False
     """Whether its state is that of the job's own model; else it covers only later events."""
     since_ns: int = 0
-    """The time at which its state begins or was taken over, in ns since the epoch of the job's clock."""
+    """The time at which its state begins or was taken over, in ns since the epoch by the job's clock."""
     reason: str = "nothing has come yet"
     """The reason why it is not complete; empty if it is."""
 
 
 class Attachment(Closing):
     """
-    The result of `attach`: an iterator over events, each with its ``source`` and its ``seq``. For one thread.
+    The result of `attach`: an iterator over events, each with its ``source`` and its ``seq``. For use by one thread.
 
-    It ends when everybody it listens to has said goodbye, which a stream in NATS never does. Between two events it
-    waits, and reconnects by itself.
+    It ends when all other ends have said goodbye; a stream in NATS never does. While it waits for events, it reconnects
+    by itself.
     """
 
     def __init__(
@@ -219,32 +219,31 @@ class Attachment(Closing):
         insecure: bool,
     ) -> None:
         self.models: dict[str, Joined] = {model_name(model): Joined(model) for model in models}
-        """By name, the models that are driven, and whether each is complete."""
+        """The models that get the events, by name, and whether each is complete."""
         self.sources: dict[str, Source] = {}
-        """By id, whom events may come from."""
+        """The sources that events may come from, by id."""
         self.lost: int = 0
-        """Events that were meant to come and did not: skipped because this viewer was slow or away, or lost before."""
+        """Events that should have come and did not: skipped because this viewer was slow or away, or lost before."""
         self.gaps: list[Gap] = []
-        """The first thousand of them."""
+        """The first thousand gaps."""
         self.dropped: int = 0
-        """Events that the jobs gave up for lack of room before they had a number, since this viewer came."""
+        """Events that the jobs dropped for lack of room before they had a number, since this viewer came."""
         self._malformed = 0
         self._asked = Filter.of(to, min_priority, None)
         self._decide, rule = _split(keep)
         streams = [endpoint for endpoint in endpoints if is_stream(endpoint)]
         _check(endpoints, streams, self.models, models)
-        # Models read all events, and a stream in NATS delivers all; so the events that the user asked for are selected
-        # here.
+        # Models read all events, and a stream in NATS delivers all. In both cases the user's selection is applied here.
         is_chosen_here = bool(models or streams)
         wanted = Filter() if is_chosen_here else Filter.of(to, min_priority, rule)
         self._decide = keep.start() if is_chosen_here and keep is not None else self._decide
         self._is_wanted: dict[type[Event] | str, bool] = {}
-        """By class, or by the name of a type that is not known here."""
+        """Whether the user asked for a type, by its class, or by its name if it is not known here."""
         self._is_all = self._asked.is_open
         self._is_whole = wanted.is_open
         """Whether every event comes, so that each source's own numbers show what is missing."""
         self._joins_midway = bool(streams) and not models
-        """Whether nobody says where the sources stand, so that each begins with its first frame here."""
+        """Whether no snapshot gives the sources' positions, so that each begins with its first frame here."""
         self._decoder = FrameDecoder()
         self._trackers: dict[str, SequenceTracker] = {}
         self._dropped_before: dict[str, int] = {}
@@ -252,7 +251,7 @@ class Attachment(Closing):
         self._fresh: list[Event] = []
         self._lines: list[ViewerSession] = []
         self._streams: list[Any] = []
-        """The `StreamSession` of each stream; where there are such, there are no lines."""
+        """The `StreamSession` of each stream; if there are streams, `_lines` is empty."""
         names = list(self.models)
         try:
             for stream in streams:
@@ -273,7 +272,7 @@ class Attachment(Closing):
 
     def read(self, timeout_s: float | None = None) -> list[Event]:
         """
-        Return the events that have come; wait for the first of them at most *timeout_s* seconds, None for ever.
+        Return the events that have come; wait for the first one at most *timeout_s* seconds, or for ever if it is None.
 
         Returns:
             Events in the order of each source's numbers, each once; none if time ran out or nothing more will come.
@@ -293,10 +292,10 @@ class Attachment(Closing):
 
     def deliver_to(self, deliver: Callable[[Sequence[Event]], bool]) -> None:
         """
-        Bring every event to the handlers of a bus in this process, until the iteration would end.
+        Deliver every event to the handlers of a bus in this process, until the iteration would end.
 
-        ``viewer.deliver_to(bus.inject)``: they keep their sources and numbers; what the bus logs itself is numbered
-        beside them. Event logs and publishers of that bus do not get them. It waits where the bus is behind.
+        With ``viewer.deliver_to(bus.inject)`` the events keep their sources and numbers; the bus numbers its own events
+        independently. Event logs and publishers of that bus do not get these events. It waits while the bus is behind.
         """
         while not self.is_over or self._fresh:
             events = self.read()
@@ -304,7 +303,7 @@ class Attachment(Closing):
                 time.sleep(_FULL_S)
 
     def wait(self, timeout_s: float = 5.0) -> bool:
-        """Return whether, within *timeout_s*, every other end has said where its stream stands; events are kept."""
+        """Return whether every other end introduces its stream within *timeout_s*; events that come are kept."""
         deadline_s = time.monotonic() + timeout_s
         while not all(line.consumer.is_introduced for line in self._lines):
             if self.is_over or time.monotonic() >= deadline_s:
@@ -339,33 +338,33 @@ class Attachment(Closing):
 
     @property
     def is_over(self) -> bool:
-        """Whether every end has said goodbye."""
+        """Whether every other end has said goodbye or refused to serve; a stream never does."""
         return not self._streams and all(line.is_over for line in self._lines)
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come for three seconds, and no goodbye: the other end, or a stream's server, is away."""
+        """Whether an end that did not say goodbye, or a stream's server, has sent nothing for three seconds."""
         lines = [line for line in self._lines if not line.is_over]
         return any(session.is_silent for session in (*lines, *self._streams))
 
     @property
     def peers(self) -> list[str]:
-        """The names that the other ends give themselves; of a stream the address."""
+        """The names that the other ends give themselves, and the addresses of streams."""
         return [session.peer for session in (*self._lines, *self._streams)]
 
     @property
     def busy(self) -> str:
-        """The reason why the server makes this viewer wait, such as too many viewers; empty if it does not."""
+        """The reason why the server makes this viewer wait, for example too many viewers; empty if it does not."""
         return next((line.busy for line in self._lines if line.busy), "")
 
     @property
     def status(self) -> list[dict[str, Any]]:
-        """The latest status that each of them sent: the job's counts and open spans."""
+        """The latest status that each other end sent: the job's counts and open spans."""
         return [dict(line.status) for line in self._lines]
 
     @property
     def malformed(self) -> int:
-        """Frames and snapshots that could not be read."""
+        """The number of frames and snapshots that could not be read."""
         of_streams: int = sum(stream.malformed for stream in self._streams)
         return self._malformed + of_streams
 
@@ -413,7 +412,7 @@ class Attachment(Closing):
                 continue
             try:
                 joined.model.load(snapshot.models[name])
-            except Exception as error:  # it may be of another version, or from anybody
+            except Exception as error:  # the state may be of another version, or from anybody
                 if is_from_signal_handler(error):
                     raise
                 joined.complete, joined.reason = False, f"its state could not be read: {error}"
@@ -461,7 +460,12 @@ class Attachment(Closing):
             self._lose(fresh, entry.reason, entry.source_id)
 
     def _tracker_of(self, source_id: str, first_seq: int) -> SequenceTracker:
-        """Return the state of a source; one that was in no snapshot has begun since, with number 0."""
+        """
+        Return the tracker of a source.
+
+        A source that was in no snapshot has begun since, with number 0; if not all events come, or no snapshot did, it
+        begins with *first_seq*.
+        """
         tracker = self._trackers.get(source_id)
         if tracker is None:
             is_from_start = self._is_whole and not self._joins_midway
@@ -474,7 +478,7 @@ class Attachment(Closing):
                 deliver(joined.model, view)
 
     def _chosen(self, events: Sequence[Event]) -> Iterable[Event]:
-        """Return those of *events* that the user asked for, which without models are nearly always all."""
+        """Return the *events* that the user asked for; without models they are nearly always all of them."""
         if self._decide is None and (self._is_all or all(map(self._is_wanted.get, _kinds(events)))):
             return events
         return filter(self._is_for_user, events)
@@ -504,7 +508,7 @@ class Attachment(Closing):
             if not self._is_whole:
                 self._lose(skipped, _TOO_SLOW)
             if any(joined.complete for joined in self.models.values()):
-                line.consumer.refresh()  # their states as of now, rather than states with a hole
+                line.consumer.refresh()  # they get their present states, rather than states with a hole
 
     def _lose(self, events: int, reason: str, source_id: str = "") -> None:
         self.lost += events
@@ -529,7 +533,7 @@ class Attachment(Closing):
     # --- leaving ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say goodbye, so that nothing need be kept for this viewer; safe to call twice."""
+        """Say goodbye, so that the other ends keep nothing for this viewer; safe to call twice."""
         for line in self._lines:
             line.close()
             line.ended = line.ended or "closed here"
@@ -587,21 +591,22 @@ def attach(
             for event in events:
                 print(event)
 
-    It may begin at any time and never slows the job. What is not asked for does not leave the job, and is not even
-    built there if no other subscriber wants it. The iteration ends when the job does.
+    It may begin at any time and never slows the job. Events that are not asked for do not leave the job, and are not
+    even built there if no other subscriber wants them. The iteration ends when the job does.
 
     Args:
-        endpoints: Of a job's publisher, of several, or of a collector, which has them all; or the directory that a job
-            on this machine writes to, for all its ranks; or streams in NATS, as ``nats://HOST:PORT/STREAM``, with
-            ``/RUN`` or ``/RUN/RANK`` behind it. Those begin with what is published from now on, or with
-            ``?since=TIME`` behind them with what was stored from then on, and never end.
-        to: The event type, or several; or their wire names, or globs of such.
+        endpoints: The endpoints of one or several jobs' publishers, or of a collector, which has them all; or the
+            directory that a job on this machine writes to, for all its ranks; or streams in NATS, as
+            ``nats://HOST:PORT/STREAM``, where ``/RUN`` or ``/RUN/RANK`` may follow. A stream begins with what is
+            published from now on, or, if ``?since=TIME`` follows, with what was stored from then on. It never ends.
+        to: The event type, or several; or their wire names, or globs of wire names.
         min_priority: The lowest priority wanted; all unless given.
-        keep: The rule that says which to keep. It is applied in the job, a `where` here.
-        models: Models to bring into the state that they have in the job, and to keep there. Of a run in a stream
-            they begin with what its collectors have stored; if that is nothing, with its first message.
-        keys: A directory of keys, where the endpoint asks for such.
-        insecure: Do without keys where they would be needed.
+        keep: The rule that selects the events to keep. It is applied in the job; here if it is a `where`, and with
+            models or streams.
+        models: Models to bring into the states that they have in the job, and to update from there on. For a run in a
+            stream they begin with the states that its collectors have stored; without such, with its first message.
+        keys: A directory of keys, if the endpoint requires keys.
+        insecure: Allow an endpoint without keys where they would be required.
 
     Raises:
         ConfigError: An argument is wrong, or the endpoint is not safe.

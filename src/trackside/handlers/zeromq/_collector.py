@@ -1,4 +1,4 @@
-"""The collector: many ranks in, their logs, models over all of them, and viewers out."""
+"""The collector: receives many ranks, writes their logs, runs models over all of them, and serves viewers."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ if TYPE_CHECKING:
 FLUSH_S: Final = 0.5
 BUFFER_BYTES: Final = 256 << 20
 MOST_OPEN: Final = 1024
-"""Files held open; those not written for longest are closed and opened again when needed."""
+"""The most files held open; the least recently written are closed, and opened again when needed."""
 ROTATE_BYTES: Final = 256 << 20
 _BEGIN_S: Final = 2.0
 """The time after the first frame of a source in which it shows whether it writes its file itself."""
 _TAIL_BYTES: Final = 1 << 20
 _TAILS_BYTES: Final = 256 << 20
-"""The most that is kept of one source that writes its file itself, and of all of them."""
+"""The most bytes kept of one source that writes its file itself, and of all such sources."""
 _WAKE_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 18
 
@@ -108,15 +108,15 @@ class _SourceLog:
     appender: Appender
     series: RecordWriter
     begins_s: float
-    """The time, of a monotonic clock, from which on its file is begun."""
+    """The time, by a monotonic clock, at which its file may be begun."""
     is_begun: bool = False
     tail: deque[WaitingFrame] | None = None
-    """The latest frames of a source that writes its file itself, into the same directory; None of all others."""
+    """The latest frames of a source that writes its file itself, into the same directory; None for all others."""
     tail_bytes: int = 0
     is_ended: bool = False
 
     def keep(self, frame: WaitingFrame, most_bytes: int) -> None:
-        """Add *frame* to the tail, and remove the oldest ones beyond *most_bytes*."""
+        """Add *frame* to the tail, and remove the oldest frames beyond *most_bytes*."""
         assert self.tail is not None
         self.tail.append(frame)
         self.tail_bytes += len(frame.frame)
@@ -126,18 +126,18 @@ class _SourceLog:
 
 class MultiLogWriter:
     """
-    Writes the frames of many sources as an `EventLog` in each of them would: byte for byte, a file for each.
+    Writes the frames of many sources, one file for each, byte for byte as an `EventLog` in that source would.
 
-    Frames are handed over without waiting. Those without room while the disk is slow are counted, and the file records
-    the loss in their place.
+    Frames are handed over without waiting. Frames for which there is no room while the disk is slow are counted, and
+    the file records their loss in their place.
 
-    A source that writes its file itself, into the same directory, has no second one here. Only its latest frames are
-    kept in memory, and written when this closes, unless the source has ended by then: a process that is killed has not
-    written its last second.
+    If a source writes its file itself, into the same directory, no second one is written here. Only the source's latest
+    frames are kept in memory, and are written when this closes, unless the source has ended by then: a process that was
+    killed has not written its last second.
 
     Args:
-        directory: Where the logs go; made if it does not exist.
-        fsync_s: Force what was written to the device when it is older than this; None leaves that to the kernel.
+        directory: The directory of the logs; made if it does not exist.
+        fsync_s: The age in seconds at which written data is forced to the device; None leaves that to the kernel.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, fsync_s: float | None = 5.0) -> None:
@@ -146,7 +146,7 @@ class MultiLogWriter:
         """Events that no file has, because the disk was too slow or full for too long."""
         self._fsync_s = fsync_s
         self._earlier = frozenset(find_files([self.directory])[0]) if self.directory.is_dir() else frozenset()
-        """The files that an earlier writer may have left: a source of which it was one is written on."""
+        """The files that were here before: if the file of a source is among them, it is continued here."""
         self._logs: dict[str, _SourceLog] = {}
         self._dirty: dict[str, _SourceLog] = {}
         self._open: OrderedDict[str, _SourceLog] = OrderedDict()
@@ -161,11 +161,11 @@ class MultiLogWriter:
             is_wanted=lambda: self._waiting_bytes >= _WAKE_BYTES,
         )
         self._lock = self._worker.lock
-        """Guards all state here, that of the buffers too."""
+        """Guards all state here and in the buffers."""
         self._worker.start()
 
     def append(self, source: Source, frame: bytes, events: int) -> bool:
-        """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
+        """Queue *frame* for the file of *source*; count its events and return False if there is no room for it."""
         with self._lock:
             log = self._log(source)
             if log.tail is not None:
@@ -252,7 +252,7 @@ class MultiLogWriter:
 
     def _begin(self, name: str, log: _SourceLog, *, insist: bool) -> bool:
         """
-        Check whether the source writes its file itself, once it had time to begin; return whether that is decided.
+        Check whether the source writes its file itself, after it had time to begin it; return whether this is decided.
         """
         if not insist and time.monotonic() < log.begins_s:
             with self._lock:
@@ -281,7 +281,7 @@ class MultiLogWriter:
         """Write the waiting entries of one source, and survive any error."""
         try:
             self._drain(log, insist=insist)
-        except Exception as error:  # no other thread writes the others
+        except Exception as error:  # no other thread writes the other logs
             log.buffer.trouble = repr(error)
         if log.buffer.waiting_events or log.buffer.size_bytes:
             with self._lock:
@@ -338,14 +338,14 @@ class Restored:
     frames: int = 0
     events: int = 0
     problems: list[UnreadableError] = attrs.field(factory=list)
-    """Files that were not read, and why."""
+    """The files that were not read, or not to their end, and why."""
 
 
 def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, consume: Callable[[Frame], object]) -> Restored:
     """
-    Call *consume* with every frame in the logs below *directory*: of one source in order, one source after the other.
+    Call *consume* with every frame in the logs below *directory*, source after source, and for each source in order.
 
-    A directory that does not exist, or holds no log, is nothing to read.
+    It does nothing if the directory does not exist or holds no log.
     """
     found = Restored()
     if not Path(directory).is_dir():
@@ -362,7 +362,7 @@ def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, consume: C
                         consume(item)
             except UnreadableError as problem:
                 found.problems.append(problem)
-            except Exception as error:  # it was written by some peer
+            except Exception as error:  # a peer wrote the frame, so it may hold anything
                 found.problems.append(
                     UnreadableError(str(file.path), described(error), "the rest of it is passed over")
                 )
@@ -388,7 +388,7 @@ class _FilteredStream:
 
 class FilteredStreams:
     """
-    The streams that a collector has for its viewers. For one thread.
+    The streams that a collector has for its viewers. Only one thread may use this.
 
     Args:
         models: The models whose states go into snapshots.
@@ -417,7 +417,7 @@ class FilteredStreams:
 
         Args:
             frame: The frame.
-            data: The same, as it came.
+            data: Its bytes, as they came.
             events: Its events that did not come before.
         """
         if self._broadcast is not None:
@@ -440,7 +440,7 @@ class FilteredStreams:
         Begin to fill *ring*.
 
         Raises:
-            DecodeError: if the filter's rule is none that is known here.
+            DecodeError: if the filter's rule is not known here.
         """
         rule = wanted.rule
         cut = _FilteredStream(wanted, ring, None if rule is None else rule_from_wire(rule).start())
@@ -455,13 +455,13 @@ class FilteredStreams:
 
 def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
     """
-    Return the frame in *data* with those of its rows alone whose places are in *kept*, in order.
+    Return the frame in *data* with only the rows whose indexes are in *kept*, in order.
 
     Bytes are copied, not encoded again, so the result is never larger than the frame that came.
 
     Args:
         data: A frame that was decoded without an error.
-        kept: Places of rows, from 0.
+        kept: Indexes of rows, from 0.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
     unpacker.feed(data)
@@ -483,16 +483,16 @@ _GIVEN_UP: Final = "given up by its sender"
 _LOOK_INTERVAL_S: Final = 0.25
 _REPORT_CUTS_INTERVAL_S: Final = 10.0
 _CUTS_PER_S: Final = 1.0
-"""The most reports per second of limited peers: each is recorded, and a peer may keep coming under new names."""
+"""The most reports of limited peers per second: each is recorded, and a peer may keep coming under new names."""
 _CUTS_AT_ONCE: Final = 100.0
 
 
 class CollectedStreams:
     """
-    Takes entries from an `Receiver`; does no input or output of its own but logs. For one thread.
+    Accepts entries from a `Receiver`. Its only input and output are the logs. Only one thread may use it.
 
     Args:
-        source: This process.
+        source: The source of this process.
         models: The models, which read every event of every source once.
         log_writer: Writes the logs; None for none.
         registry: The known sources.
@@ -515,7 +515,7 @@ class CollectedStreams:
         self.counts: Counter[str] = Counter()
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
-        """By id, of sources of which nothing but losses has come, how many events these had at least."""
+        """The least number of events that a source had of which only losses were reported, by the source's id."""
         self.filtered: FilteredStreams = FilteredStreams(self.models, self.positions, self.status, broadcast)
         self._log_writer = log_writer
         self._now = monotonic_s
@@ -543,7 +543,7 @@ class CollectedStreams:
 
         found = restore(directory, self._decoder, consume)
         for name in silent & self.registry.states.keys():
-            self.registry.states[name].silent_s = heard_s  # it was said before
+            self.registry.states[name].silent_s = heard_s  # it was reported before
         return found
 
     def dump(self) -> dict[str, Any]:
@@ -562,7 +562,7 @@ class CollectedStreams:
         Replace the state by one that `dump` returned, of the same models and with the same clock.
 
         Raises:
-            DecodeError: if *state* is anything else. What is here is of no use then.
+            DecodeError: if *state* is anything else. The state here is then unusable.
         """
         with decoding(self, state, _STATE_VERSION):
             states = [SourceState.load(source) for source in state["sources"]]
@@ -606,9 +606,9 @@ class CollectedStreams:
 
         Args:
             frame: The frame.
-            data: The same, as it came.
-            heard_s: When it came, by the clock of all this.
-            gap: Why events are missing that should have come before it.
+            data: Its bytes, as they came.
+            heard_s: The time when it came, by the clock *monotonic_s*.
+            gap: The reason to report if events that should have come before it are missing.
         """
         name = frame.source.id
         if name not in self.registry.states and len(self.registry.states) >= MAX_SOURCES:
@@ -631,7 +631,7 @@ class CollectedStreams:
             state = self.registry.states.get(place.source.id)
             if state is None:
                 self._decoder.introduce(place.source)
-            else:  # it has come back, and may have nothing to send yet
+            else:  # the source has come back, and may have nothing to send yet
                 state.producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
@@ -650,7 +650,7 @@ class CollectedStreams:
                 state.signs.end_reason = state.ended if state.ended is not None else message.reason
 
     def tick(self, producers: Iterable[Producer]) -> None:
-        """Publish what is due: silent sources, the clocks of *producers*, and which of them were limited."""
+        """Publish the events that are due: of silent sources, of clocks of *producers*, and of limited producers."""
         now_s = self._now()
         if now_s - self._looked_s < _LOOK_INTERVAL_S:
             return
@@ -701,7 +701,7 @@ class CollectedStreams:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Run *work* so that a failing model affects neither the others nor the logs."""
+        """Run the block so that a failing model affects neither the other models nor the logs."""
         try:
             yield
         except Exception as error:
@@ -796,7 +796,7 @@ _PARTING_S: Final = 0.5
 
 
 def collector_models(publish: Publish) -> list[Any]:
-    """Return the default models of a collector; they publish derived events by *publish*."""
+    """Return the default models of a collector; they publish derived events with *publish*."""
     return [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(publish=publish), CounterBoard(), ClockOffsets()]
 
 
@@ -815,16 +815,16 @@ class Collector(Service):
     same *log* reads it first, and continues.
 
     Args:
-        bind: Where ranks and forwarders connect to.
-        publish: Where viewers attach; None for nowhere.
-        broadcast: Where a plain ``zmq.SUB`` gets each frame, unasked and unacknowledged; None for nowhere.
+        bind: The endpoint that ranks and forwarders connect to.
+        publish: The endpoint that viewers attach to; None for none.
+        broadcast: The endpoint at which a plain ``zmq.SUB`` gets each frame, without acknowledgements; None for none.
         log: The directory of the logs, and of nothing else; None to keep none.
         keys: A directory of keys with the server's secret and the public keys of all peers that may connect.
-        insecure: Do without keys where they are needed. No verb is accepted then.
+        insecure: Allow endpoints without keys where they are required. No verb is accepted there.
         models: The models that read all events; by default spans, goodput, scores, counters and clocks.
         limits: The limits on what one peer may send.
-        silent_after_s: After how long without a sign a rank is said to have fallen silent, in seconds; unless given,
-            three of its heartbeat intervals and at least three seconds.
+        silent_after_s: The time in seconds after which a rank that sends no sign of life is reported as silent; unless
+            given, three of its heartbeat intervals and at least three seconds.
         ring_bytes: The most bytes that are kept for viewers.
 
     Raises:
@@ -861,7 +861,7 @@ class Collector(Service):
             broadcasting = self._connect(broadcast, broadcasts=True, limits=PUBLISHER_CONNECTIONS, **options)
             send = functools.partial(_broadcast_over, broadcasting)
         self.endpoint: str = self._receiving.endpoint
-        """The endpoint that ranks connect to, with the port that was found."""
+        """The endpoint that ranks connect to, with the port that was chosen."""
         self.viewer_endpoint: str = self._serving.endpoint if self._serving is not None else ""
         """The endpoint that viewers attach to; empty for none."""
         self.broadcast_endpoint: str = broadcasting.endpoint if broadcasting is not None else ""
@@ -916,10 +916,10 @@ class Collector(Service):
 
     def totals(self) -> dict[str, int]:
         """
-        Return the counts: sources (of which silent and ended), events, lost, repeated, dropped, peers.
+        Return the counts: sources, silent and ended ones among them, events, lost, repeated, dropped, peers and others.
 
-        ``lost`` are events with a number that did not come and can no longer be had; ``repeated`` came more than once
-        and were taken once; ``dropped`` were given up in the job before they had a number.
+        ``lost`` counts events with a number that did not come and can no longer come; ``repeated`` those that came more
+        than once, and count once; ``dropped`` those that the job dropped before they had a number.
         """
         collection = self.streams
         refused = self._log_writer.stats()["refused_events"] if self._log_writer is not None else 0
@@ -965,5 +965,5 @@ def _broadcast_over(connection: Connection, source: Source, frame: bytes) -> Non
 
 
 def topic_of(source: Source) -> bytes:
-    """Return the topic under which the frames of *source* are broadcast, as ``demo/3/``: its run and its rank."""
+    """Return the topic under which the frames of *source* are broadcast: its run and rank, as in ``demo/3/``."""
     return f"{source.run_id}/{source.rank}/".encode()

@@ -61,13 +61,13 @@ MOST_RECONNECT_MS: Final = 2000
 SUBSCRIPTIONS_AT_ONCE: Final = 8
 """The most subscriptions of one reader that may wait. A send reads all that wait; a flood would block it."""
 MOST_SUBSCRIPTION_BYTES: Final = 1 << 10
-"""The longest topic that a reader may name, and the longest message of its handshake; it is disconnected otherwise."""
+"""The longest topic that a reader may name, and the longest message of its handshake; a longer one disconnects it."""
 MOST_TOPICS_BYTES: Final = 64 << 10
 """
 The most bytes of topics that the readers of one address may subscribe to together: libzmq keeps a node for each byte.
 """
 _TOPIC_BYTES: Final = 64
-"""The least size at which a subscription is counted."""
+"""The least number of bytes that a subscription counts for."""
 _ZERO_COPY_RECEIVE: Final = 10
 """``ZMQ_ZERO_COPY_RECV``, for which pyzmq has no name."""
 BACKLOG: Final = 4096
@@ -103,7 +103,7 @@ def open_socket(
     Return a socket with all limits set, still to be bound or connected.
 
     Args:
-        context: From `new_context`.
+        context: A context from `new_context`.
         kind: ``zmq.ROUTER``, ``zmq.DEALER``, …
         send_high_water: The most messages that may wait for one peer; further ones are refused. The caller must bound
             the bytes: 8 messages of the largest size take 8 MiB.
@@ -180,7 +180,7 @@ def check_endpoint(
     endpoint: str, *, has_keys: bool = False, insecure: bool = False, binds: bool = False, field: str = "endpoint"
 ) -> Safety:
     """
-    Return what protects *endpoint*.
+    Return the protection of *endpoint*.
 
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``; port ``*`` lets the system choose when binding.
@@ -262,7 +262,7 @@ class SilenceTimer:
     """
     Measures for how long a connection was silent, and decides when to reconnect.
 
-    Between two attempts the time doubles, from 8 s to 30 s.
+    The time between two attempts doubles, from 8 s up to 30 s.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -295,7 +295,7 @@ class SilenceTimer:
 
 class Connection:
     """
-    A ROUTER or XPUB that binds, or a DEALER that connects. For one thread, except `wake`.
+    A ROUTER or XPUB that binds, or a DEALER that connects. Only one thread may use it; any thread may call `wake`.
 
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``.
@@ -305,7 +305,7 @@ class Connection:
         keys: A directory of keys; None for none.
         insecure: Allow an endpoint without keys where they are required.
         receive_messages: The most messages of one peer that may wait to be received.
-        limits: How many connections it keeps, if it binds; by default, as many as a job's viewers need.
+        limits: The most connections that it keeps, if it binds; by default, as many as a job's viewers need.
 
     Raises:
         ConfigError: The endpoint is not safe, not free or malformed.
@@ -327,8 +327,8 @@ class Connection:
         self._binds = binds
         self._broadcasts = broadcasts
         self._context = new_context()
-        # The context of a connection that nobody closes outlives the connection: if a garbage collection ended it, it
-        # would wait for ever for sockets that are collected later. `threading` may be in the middle of something then.
+        # If nobody closes the connection, a new thread ends its context: within the garbage collection that would wait
+        # for ever for sockets that are collected later. The collection may interrupt `threading`, so `_thread` is used.
         self._end = weakref.finalize(self, start_new_thread, self._context.term, ())
         self._end.atexit = False
         self._authenticator: Authenticator | None = None
@@ -390,7 +390,7 @@ class Connection:
         """
         Reconnect if no message was received for too long; return whether that was done.
 
-        libzmq reconnects by itself after a network failure, but not after the other end sent something that is no ZMTP,
+        libzmq reconnects by itself after a network failure, but not after the other end sent something else than ZMTP,
         or refused a key.
         """
         if self._binds or not self._silence.is_due(now_s):
@@ -436,11 +436,11 @@ class Connection:
 
     def wake(self) -> None:
         """End a `wait`; never blocks, so any thread may call it, the dispatcher too."""
-        with contextlib.suppress(OSError):  # full, so `wait` ends anyway; or closed
+        with contextlib.suppress(OSError):  # the buffer is full, so `wait` ends anyway, or the socket is closed
             self._waker.send(b"!")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is something to receive, another thread wakes this one, or time is up."""
+        """Wait until there is something to receive, another thread wakes this one, or *timeout_s* is over."""
         until_s = time.monotonic() + timeout_s
         left_s = timeout_s
         while left_s >= 0:
@@ -460,7 +460,7 @@ class Connection:
 
     def receive(self, most: int) -> Iterator[tuple[bytes, list[bytes], str]]:
         """Yield at most *most* messages: sender's address, parts, and role and fingerprint of the sender's key."""
-        # Part by part, with flags that are plain numbers: the library's own loop takes twice as long.
+        # This reads part by part, with flags that are plain numbers: pyzmq's own loop takes twice as long.
         receive, again, no_wait = self._socket.recv, zmq.Again, self._no_wait
         for _ in range(most):
             try:
@@ -492,9 +492,9 @@ class Connection:
 
     def origin(self) -> str:
         """
-        Return the origin of the message that `receive` yielded last; empty if that is not known.
+        Return the origin of the message that was read last; empty if it is unknown.
 
-        That is an IPv4 address, the /64 network of an IPv6 address, or a user of this machine.
+        The origin is an IPv4 address, the /64 network of an IPv6 address, or a user of this machine.
         """
         try:
             found = str(self._latest.get("Peer-Address")) if self._latest is not None else ""
@@ -529,7 +529,7 @@ class Connection:
         if self._accepted is not None:
             self._accepted.close()
         if self._path is not None:
-            # libzmq leaves the file; it must go before another process can have bound it.
+            # libzmq leaves the file. It is removed while this socket is still bound, so it is not another process's.
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._socket.close(_GOODBYE_MS)
@@ -554,7 +554,7 @@ def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:
 
 
 def is_served(endpoint: str) -> bool:
-    """Return whether a process listens at *endpoint*; libzmq replaces the socket file of a killed one."""
+    """Return whether a process listens at *endpoint*; libzmq replaces the socket file of a killed process."""
     path: Any = endpoint.removeprefix("ipc://")
     if path.startswith("@"):
         path = b"\0" + os.fsencode(path[1:])
@@ -581,13 +581,13 @@ class AcceptedConnections:
     Counts the connections of a bound socket, and ends those beyond its limits, even if they send nothing.
 
     It also ends the connections of an address that subscribes to more than `MOST_TOPICS_BYTES`.
-    libzmq accepts every connection, which then holds a descriptor. Has no thread: the loop that polls the
-    socket polls `socket` too, and calls `follow` when it can be read. To be made before the socket is bound.
+    libzmq accepts every connection, which then holds a descriptor. This has no thread: the loop that polls the
+    socket polls `socket` too, and calls `follow` when it can be read. It must be made before the socket is bound.
 
     Args:
-        context: Of the socket.
+        context: The context of the socket.
         watched: The socket.
-        limits: How many connections it keeps.
+        limits: The most connections that it keeps.
     """
 
     def __init__(
@@ -598,10 +598,10 @@ class AcceptedConnections:
         self._watched = watched
         self._limits = limits
         self._origins: dict[int, str] = {}
-        """By descriptor."""
+        """The origin of each connection, by its descriptor."""
         self._of_address: Counter[str] = Counter()
         self._topics_bytes: Counter[str] = Counter()
-        """By address, what was subscribed to since it had no connection."""
+        """By origin, the bytes of the topics that it subscribed to since it last had no connection."""
         self._trouble = RateLimitedLog()
         watched.monitor(_ENDPOINT, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[Any] = context.socket(zmq.PAIR)
@@ -619,12 +619,12 @@ class AcceptedConnections:
                 what, descriptor = _EVENT.unpack(self.socket.recv_multipart(zmq.DONTWAIT)[0])
             except zmq.Again:
                 return
-            self._leave(descriptor)  # also of accepted ones: the system uses numbers again
+            self._leave(descriptor)  # also for a new connection: the system reuses descriptors
             if what == zmq.EVENT_ACCEPTED:
                 self._come(descriptor)
 
     def subscribe(self, origin: str, size_bytes: int) -> None:
-        """Note a subscription from *origin*; one too many ends all its connections."""
+        """Note a subscription from *origin*; end all connections of *origin* if it subscribes to too much."""
         origin = origin if origin in self._of_address else _THIS_MACHINE
         self._topics_bytes[origin] += max(size_bytes, _TOPIC_BYTES)
         if self._topics_bytes[origin] <= MOST_TOPICS_BYTES:
@@ -632,7 +632,7 @@ class AcceptedConnections:
         self.follow()
         for descriptor in [one for one, known in self._origins.items() if known == origin]:
             with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
-                if _origin_of(connection) == origin:  # else it has just been closed, and the system gave it out again
+                if _origin_of(connection) == origin:  # else it was closed, and the system has reused the descriptor
                     self._end(connection, origin, "it subscribes to too much")
 
     def close(self) -> None:
@@ -649,7 +649,7 @@ class AcceptedConnections:
                 del self._topics_bytes[origin]
 
     def _come(self, descriptor: int) -> None:
-        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:  # one that has gone is no trouble
+        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:  # the connection may be gone
             origin = _origin_of(connection)
             limits = self._limits
             if len(self._origins) >= limits.of_all or self._of_address[origin] >= limits.of_address:
@@ -665,7 +665,7 @@ class AcceptedConnections:
 
 
 def _duplicate(descriptor: int) -> network.socket:
-    """Return a socket of one's own: libzmq may close its at any time."""
+    """Return a socket with a descriptor of its own: libzmq may close *descriptor* at any time."""
     return network.socket(fileno=os.dup(descriptor))
 
 

@@ -43,13 +43,13 @@ def may_command(safety: Safety, user: str) -> bool:
 
     Args:
         safety: The protection of the endpoint. If it is the file system, only this user can reach it.
-        user: Role and fingerprint of a key, as ``control:0123abcd``; empty for none.
+        user: Role and fingerprint of a key, as in ``control:0123abcd``; empty for none.
     """
     return safety is Safety.PRIVATE or (safety is Safety.KEYED and user.partition(":")[0] == CONTROL)
 
 
 def is_target(source_id: str, rank: int, targets: list[str]) -> bool:
-    """Return whether a source is among *targets*; all are if there are none."""
+    """Return whether a source is among *targets*; without targets, every source is."""
     return not targets or source_id in targets or f"{_RANK}{rank}" in targets
 
 
@@ -78,18 +78,18 @@ class _Waiting:
     verb: Verb
     until_s: float
     pending: dict[str, SourceState]
-    """By id, the sources whose result is still to come."""
+    """The sources whose result is still to come, by id."""
 
 
 class VerbForwarder:
     """
     Passes verbs on, and their results back: exactly one for each source that a verb is meant for.
 
-    A source that cannot be reached, or does not answer in time, gets a result here that says so.
+    If a source cannot be reached, or does not answer in time, its result is made here and says so.
 
     Args:
         receiver: The connections over which verbs are passed on.
-        registry: Who is there.
+        registry: The known sources.
         answer: Sends a result to an address.
         publish: Publishes an event in this process's own stream.
         source_id: The id of this process's source; its own result comes first and gives the number of the others.
@@ -170,7 +170,7 @@ class VerbForwarder:
             self._finish(number)
 
     def refuse(self, address: bytes, verb: Verb, by: str) -> None:
-        """Refuse *verb* for lack of the right to use it."""
+        """Refuse *verb*, because the asker may not use verbs."""
         self._refuse(address, verb, by, "it takes the control key; this is not it")
 
     def _is_relay(self, source_id: str) -> bool:
@@ -237,17 +237,17 @@ def command(
     Have *verb* performed, and return the answer of each source that it reached.
 
     Args:
-        endpoint: Where a job publishes, or a collector does; or a run in a stream, ``nats://HOST:PORT/STREAM/RUN``.
+        endpoint: The endpoint of a job or of a collector; or a run in a stream, ``nats://HOST:PORT/STREAM/RUN``.
         verb: ``status``, ``priority``, ``sample``, ``pause``, ``resume`` or ``flush``.
-        arguments: ``{"level": "ITERATION"}`` for ``priority``, ``{"every": 10}`` for ``sample``; ``{"seconds": 60}``
-            for how long either, or ``pause``, holds at most.
+        arguments: ``{"level": "ITERATION"}`` for ``priority``, ``{"every": 10}`` for ``sample``. ``{"seconds": 60}``
+            is the longest time for which either of them, or ``pause``, is in effect.
         targets: Ids of sources, or ``rank:N``; all unless given.
         keys: A directory of keys with the control key; a viewer's key is not enough.
-        timeout_s: How long to wait for results, in seconds. A collector reports a rank that has not answered by then.
+        timeout_s: The time to wait for results, in seconds. A collector reports a rank that has not answered by then.
 
     Raises:
         ConfigError: The verb does not exist, or the endpoint is not safe.
-        UnreadableError: No job or collector answers there, or it is refused.
+        UnreadableError: No job or collector answers there, or it refuses.
     """
     if verb not in VERBS:
         raise ConfigError("verb", verb, f"give one of {', '.join(VERBS)}")
@@ -282,7 +282,7 @@ class _VerbSession:
         self._outcomes: list[Outcome] = []
 
     def ask(self, timeout_s: float) -> list[Outcome]:
-        """Ask, and return the outcomes."""
+        """Send the verb, and return the outcomes."""
         self._deadline_s = time.monotonic() + timeout_s
         while (now_s := time.monotonic()) < self._deadline_s and not self._is_complete():
             self._sessions.tick(now_s)
@@ -301,7 +301,7 @@ class _VerbSession:
         return self._expected is not None and answers >= self._expected
 
     def _on(self, action: Action, message: Message) -> None:
-        if action is Action.MEET and not self._is_asked:  # once: what is asked twice would be done twice
+        if action is Action.MEET and not self._is_asked:  # once: a verb that is sent twice would be performed twice
             self._is_asked = True
             within_ms = max(0, round((self._deadline_s - time.monotonic()) * 1000))
             self._sessions.post(b"", attrs.evolve(self._verb, within_ms=within_ms))

@@ -185,8 +185,8 @@ class Forwarder(Service):
     Receives the streams of a node's ranks and sends them on over one connection.
 
     Ranks, or other forwarders, connect to *bind*, so forwarders can form a tree. Each frame is sent on once, unchanged.
-    While the other end is away the ring holds the frames; those that do not fit are counted there by the numbers of
-    their events.
+    While the other end is away, the ring holds the frames. The other end counts those that did not fit, by the numbers
+    of their events.
 
     Args:
         bind: The endpoint that ranks connect to.

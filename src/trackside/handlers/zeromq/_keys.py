@@ -1,9 +1,9 @@
 """
-Key files, and the allow-list that a server makes of them.
+Key files, and the allow-list that a server makes from them.
 
 A directory of keys holds two files for each role and generation: ``rank.1.secret`` and ``rank.1.public``. A secret is
 created for its owner alone and refused if anybody else may read it; no ``repr``, error, log or argument shows it.
-A server lets in the peers whose public keys are in its directory: libzmq asks at each handshake (ZAP).
+A server accepts the peers whose public keys are in its directory: libzmq asks it at each handshake (ZAP).
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _check_unwritable(directory: Path) -> None:
     Raise if anybody but this user and root can put files into *directory*: a key put there would be accepted.
 
     Raises:
-        ConfigError: They can, or the directory cannot be read.
+        ConfigError: Somebody else can, or the directory cannot be read.
     """
     try:
         found = directory.stat()
@@ -202,7 +202,7 @@ def check_private(directory: Path, field: str) -> None:
     Raise unless *directory* belongs to this user and no other user has access to it.
 
     Raises:
-        ConfigError: It does not, or others do.
+        ConfigError: It belongs to another user, or others have access to it.
     """
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -314,7 +314,7 @@ class Authenticator:
     """
     Decides for libzmq, at each handshake with a socket of this context, whether to accept the peer.
 
-    Has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Until
+    It has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Until
     then a handshake waits. Once this is closed, the sockets that `secure_server` set up refuse every peer.
 
     Args:

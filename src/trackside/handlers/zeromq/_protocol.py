@@ -1,9 +1,10 @@
 """
 The messages of the remote stream, and the limits within which they are accepted.
 
-`docs/remote-protocol.md` says who sends which when. A message is one part, or two: a head of at most 64 KiB, which is a
-msgpack list of its kind and its fields, and for some kinds a body of at most 1 MiB, carried as it is. Decoding checks
-sizes first, then types and ranges; a fault in any of them is a `DecodeError`, and nothing of the message is used.
+`docs/remote-protocol.md` describes which end sends which message when. A message has one part or two: a head of at most
+64 KiB, which is a msgpack list of its kind and its fields, and for some kinds a body of at most 1 MiB, which is sent
+unchanged. Decoding checks sizes first, then types and ranges. If one of them is wrong, it raises a `DecodeError`, and
+nothing of the message is used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trackside.wire._values import is_sound, unpack
 MAX_PARTS: Final = 2
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_VERB_BYTES: Final = 4 << 10
-"""The largest head of a verb, which every job that it reaches records."""
+"""The largest head of a verb: every job that a verb reaches records it."""
 MAX_BODY_BYTES: Final = 1 << 20
 """The largest part of a message; every socket refuses larger ones."""
 MAX_TEXT: Final = 1024
@@ -32,7 +33,7 @@ MAX_TEXT: Final = 1024
 MAX_NAMES: Final = 64
 """The most type names in a filter, models in a request, and sources in a verb's target."""
 MAX_RULE_BYTES: Final = 16 << 10
-"""The limit of a filter's rule."""
+"""The largest wire form of a filter's rule."""
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
@@ -40,11 +41,11 @@ BEAT_S: Final = 1.0
 """The time between two beats of a source end, and between two pings of a viewer end."""
 SILENT_AFTER_BEATS: Final = 3
 FORGET_AFTER_S: Final = 30.0
-"""A peer that was silent for so long is forgotten, with all that was kept for it."""
+"""A peer that was silent for this long is forgotten, with all that was kept for it."""
 RENEW_AFTER_S: Final = 8.0
 """A connection that was silent for eight beats is replaced."""
 RENEW_AT_MOST_S: Final = 30.0
-"""The longest time between two attempts to replace it."""
+"""The longest time between two attempts to replace a connection."""
 
 # --- connections ------------------------------------------------------------------------------------------------------
 
@@ -54,12 +55,12 @@ MAX_COLLECTOR_VIEWERS: Final = 256
 MAX_PRODUCERS: Final = 8192
 """The most ranks and forwarders that one collector or forwarder serves."""
 MAX_PRODUCERS_OF_ADDRESS: Final = 4096
-"""The most of them behind one address with one key."""
+"""The most ranks and forwarders behind one address with one key."""
 
 
 @attrs.frozen
 class ConnectionLimits:
-    """The number of connections that a bound socket keeps."""
+    """The most connections that a bound socket keeps."""
 
     of_address: int
     """
@@ -79,7 +80,7 @@ SEND_MESSAGES: Final = 1024
 RECEIVE_MESSAGES: Final = 1024
 """The most messages of one peer that may wait to be read."""
 WAITING_MESSAGES: Final = 32
-"""The same with thousands of producers: further messages wait at their ends, in their rings."""
+"""The same for a socket with thousands of producers: further messages wait in the producers' rings."""
 
 # --- streams ----------------------------------------------------------------------------------------------------------
 
@@ -88,9 +89,9 @@ WINDOW_BYTES: Final = 4 << 20
 MIN_WINDOW_BYTES: Final = 1 << 20
 LEAST_WINDOW_BYTES: Final = 128 << 10
 ALL_WINDOWS_BYTES: Final = 8 << 20
-"""The same for all viewers of a stream server together."""
+"""The most such bytes for all viewers of a stream server together."""
 ALL_RECEIVE_WINDOWS_BYTES: Final = 64 << 20
-"""The same for all producers of a receiver together."""
+"""The most such bytes for all producers of a receiver together."""
 MAX_IN_FLIGHT: Final = 900
 """The most entries that are sent and not acknowledged; the socket has room for more, so it refuses none of them."""
 MAX_OUT_OF_ORDER: Final = 4096
@@ -128,7 +129,7 @@ MAX_UNHEARD_SOURCES: Final = 1024
 """The most sources of which only losses have been reported."""
 EVENTS_PER_SOURCE: Final = 200
 """
-The number of events at which a new source is charged to its producer: it costs a file, and a line in every snapshot.
+A new source is charged to its producer as this number of events: it costs a file, and a line in every snapshot.
 """
 MAX_OPEN_SPANS_BYTES: Final = 4 << 10
 """The most bytes of the open spans of a heartbeat, which are kept in case the source falls silent."""
@@ -139,7 +140,7 @@ BURST_S: Final = 4.0
 """The largest burst, in seconds of the allowance: a rank sends its whole ring when the network is back."""
 _USUAL_S_PER_EVENT: Final = 50e-6
 _USUAL_S_PER_BYTE: Final = 50e-9
-"""The processor time per byte that a message may take without a charge: several times the usual."""
+"""The processor time per event and per byte that a message may take without a charge: several times the usual."""
 
 
 @attrs.frozen
@@ -153,21 +154,21 @@ class PeerLimits:
     """Processor time beyond the usual for messages of their size and number of events."""
 
     def times(self, volume: float, messages: float, extra_cpu: float) -> PeerLimits:
-        """Return limits that are larger by this factor."""
+        """Return limits that are larger by these factors; *volume* is for events and bytes."""
         return PeerLimits(
             self.events * volume, self.size_bytes * volume, self.messages * messages, self.extra_cpu_s * extra_cpu
         )
 
 
 SETTLED_AFTER_S: Final = 3.0
-"""A producer that still sends so long after its greeting gets an allowance of its own."""
+"""A producer that still sends this long after its greeting gets an allowance of its own."""
 
 
 def limits_of_newcomers(limits: PeerLimits) -> PeerLimits:
     """
     Return the limits that all new producers of one address share: as many messages as *limits* allow one producer.
 
-    They have eight times its events and bytes, because the ranks of a node come back with full rings at the same
+    They allow eight times the events and bytes, because the ranks of a node come back with full rings at the same
     moment.
     """
     return limits.times(8, 1, 1)
@@ -217,7 +218,7 @@ class PeerBuckets:
     The rest of one producer's allowance. It fills with time, and may fall below zero; then nothing is admitted.
 
     Args:
-        limits: The limits, by which it fills.
+        limits: The limits of the producer, which are also the rates at which the allowance fills.
         now_s: The time now, by any clock that only goes forward.
         within: An allowance shared with others, from which everything is taken as well.
     """
@@ -266,7 +267,7 @@ class PeerBuckets:
 
     def settle(self, within: PeerBuckets | None, now_s: float) -> None:
         """
-        Share with *within* from now on, and begin with one second's allowance, so that reconnecting gains nothing.
+        Take from *within* too from now on, and keep at most one second's allowance, so that reconnecting gains nothing.
         """
         self._fill(now_s)
         self.within = within
@@ -302,7 +303,7 @@ SOURCE_END: Final = "source"
 VIEWER_END: Final = "viewer"
 
 OLDEST: Final = "*"
-"""In place of the stream to resume: all entries that are still here, from the oldest on."""
+"""A stream to resume that stands for all entries that are still kept, from the oldest on."""
 
 VERBS: Final = ("status", "priority", "sample", "pause", "resume", "flush")
 """The verbs that a job accepts from outside; it accepts no others."""
@@ -312,7 +313,7 @@ def _is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= MAX_TEXT
 
 
-# The types of fields, each with the check of what a peer sent for it.
+# The types of fields, each with the check of the value that a peer sent.
 Whole: TypeAlias = Annotated[int, lambda value: type(value) is int and 0 <= value < MAX_COUNT]
 Number: TypeAlias = Annotated[int, lambda value: type(value) is int and -MAX_COUNT < value < MAX_COUNT]
 Flag: TypeAlias = Annotated[bool, lambda value: type(value) is bool]
@@ -351,7 +352,7 @@ class Hello(Message):
     id: Text
     """The id of this end: random, and the same after it has reconnected."""
     text: Text
-    """The sender, for people: program, host, process."""
+    """A description of the sender for people: program, host, process."""
 
 
 @attrs.frozen
@@ -380,13 +381,13 @@ class Refused(Message):
     request: Whole
     """The number of the request; 0 for none."""
     code: Text
-    """``version``, ``busy``, ``malformed``, ``forbidden`` or ``unsupported``; only ``busy`` may be asked again."""
+    """``version``, ``busy``, ``malformed``, ``forbidden`` or ``unsupported``; only after ``busy`` may one ask again."""
     text: Text
 
 
 @attrs.frozen
 class Bye(Message):
-    """This end leaves in good order; nothing more comes from it, and nothing need be kept for it."""
+    """This end leaves in good order; nothing more comes from it, and nothing needs to be kept for it."""
 
     kind = 5
     reason: Text
@@ -406,7 +407,7 @@ class Ping(Message):
 
 @attrs.frozen
 class Pong(Message):
-    """Answered at once. Offset of the other clock: ``((received - sent) + (replied - now)) / 2``."""
+    """The answer to `Ping`, sent at once. The other clock's offset: ``((received - sent) + (replied - now)) / 2``."""
 
     kind = 7
     sent_ns: Number
@@ -444,7 +445,7 @@ class Subscribe(Message):
     min_priority: Number
     """The lowest priority."""
     rule: WireRule
-    """As a rule's ``to_wire`` gives it."""
+    """The result of a rule's ``to_wire``."""
     models: Texts
     """The models whose dumped states are wanted."""
     resume_stream: Text
@@ -456,7 +457,7 @@ class Subscribe(Message):
 
 @attrs.frozen
 class Subscribed(Message):
-    """The answer to `Subscribe`: what follows begins with *next_index*, as of the snapshot if there is one."""
+    """The answer to `Subscribe`: entries follow from *next_index* on, and a snapshot is ready if it has chunks."""
 
     kind = 10
     request: Whole
@@ -529,7 +530,7 @@ class LossEntry(Message):
 @attrs.frozen
 class Skipped(Message):
     """
-    Entries from *index* up to before *next_index* are no longer here: this peer was too slow, or away too long.
+    The entries from *index* up to the one before *next_index* are not sent: this peer was too slow, or away too long.
     """
 
     kind = 15
@@ -537,7 +538,7 @@ class Skipped(Message):
     index: Whole
     next_index: Whole
     before: Whole
-    """Events in all entries before *next_index*; the difference to those before *index* were skipped."""
+    """Events in all entries before *next_index*. The difference to those before *index* is the number skipped."""
 
 
 @attrs.frozen
@@ -551,7 +552,7 @@ class Ack(Message):
 
 @attrs.frozen
 class ReplayRequest(Message):
-    """From a viewer end: entry *next_index* is missing; a request to send again from there."""
+    """From a viewer end: entry *next_index* is missing; a request to send the entries from it on again."""
 
     kind = 17
     stream: Text
@@ -606,7 +607,7 @@ def encode(message: Message) -> list[bytes]:
 
     Raises:
         ValueError: if it would be larger than any reader accepts.
-        TypeError: if it holds what is no plain data.
+        TypeError: if it holds a value that is not plain data.
     """
     values = [getattr(message, name) for name in _CHECKS[type(message)]]
     body = [values.pop()] if message.has_body else []
@@ -621,7 +622,7 @@ def decode(parts: Sequence[bytes]) -> Message:
     Decode a message from its *parts*.
 
     Raises:
-        DecodeError: if they are none; they may come from anybody.
+        DecodeError: if they are not a message; they may come from anybody.
     """
     if not 1 <= len(parts) <= MAX_PARTS:
         raise DecodeError(f"a message of {len(parts)} parts; it has 1 or 2")
@@ -659,7 +660,7 @@ class Filter:
     names: tuple[str, ...] = (EVERYTHING,)
     """Wire names and globs; a name includes the types derived from it."""
     min_priority: int = int(Priority.PROFILE)
-    """The lowest level."""
+    """The lowest priority."""
     rule_bytes: bytes = b""
     """The rule's wire form, packed so that it can be compared; empty for none."""
 
@@ -670,7 +671,7 @@ class Filter:
 
     @property
     def level(self) -> Priority:
-        """The lowest level, as such."""
+        """The lowest priority, as a `Priority`."""
         return Priority(self.min_priority)
 
     @property
@@ -684,7 +685,7 @@ class Filter:
         Read a filter that a peer sent.
 
         Raises:
-            DecodeError: if it is none.
+            DecodeError: if it is not a filter.
         """
         if not names or any(not name or len(name) > MAX_TEXT for name in names):
             raise DecodeError("a filter names at least one type")
@@ -698,15 +699,15 @@ class Filter:
     @classmethod
     def of(cls, to: object, min_priority: Priority | None, rule: list[Any] | None) -> Filter:
         """
-        Return the filter for what a user asks for.
+        Return the filter for a user's selection.
 
         Args:
             to: An event class, a wire name, a glob, or a tuple of these.
-            min_priority: The lowest level; all unless given.
+            min_priority: The lowest priority; all unless given.
             rule: A rule's wire form.
 
         Raises:
-            ConfigError: if it is none of these.
+            ConfigError: if an argument is none of these.
         """
         types = SelectedTypes.of(to)
         names = [*types.names, *(one.wire_name or EVERYTHING for one in types.classes)]
@@ -743,13 +744,13 @@ class Snapshot:
 
     places: Sequence[SourcePosition]
     models: Mapping[str, Any]
-    """By name, what each dumped."""
+    """The dumped state of each model, by its name."""
     taken_ns: int
-    """In ns since the epoch."""
+    """The time when it was taken, in ns since the epoch."""
 
 
 def model_name(model: object) -> str:
-    """Return the name under which a model's state is dumped and asked for: that of its class, without the module."""
+    """Return the name under which a model's state is dumped and asked for: its class's name, without the module."""
     return type(model).__qualname__
 
 
@@ -763,7 +764,7 @@ _log_of_states: Final = RateLimitedLog()
 
 
 def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the states of the named *models*; of several with one name, that of the first."""
+    """Return the states of the named *models*; if several have one name, that of the first."""
     wanted = set(names)
     states: dict[str, Any] = {}
     for model in models:
@@ -777,7 +778,7 @@ def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _packable(name: str, state: Any) -> dict[str, Any]:
-    """Return the entry of one model: integers saturate at 64 bits, and a state that is no plain data is left out."""
+    """Return the entry of one model: integers saturate at 64 bits, and a state that is not plain data is left out."""
     fitting = saturated(state)
     try:
         pack(fitting)
@@ -821,7 +822,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     Read a snapshot back.
 
     Raises:
-        DecodeError: if *data* is none. What is in the states is each model's to judge.
+        DecodeError: if *data* is not a snapshot. Each model checks its own state.
     """
     if len(data) > MAX_SNAPSHOT_BYTES:
         raise DecodeError(f"a snapshot of {len(data)} bytes; at most {MAX_SNAPSHOT_BYTES}")
@@ -839,7 +840,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
             for wire, seq, dropped in table["sources"]
         ]
         models, taken_ns = table["models"], table["taken_ns"]
-    except Exception as error:  # msgpack raises many kinds, and what it gives may have any shape
+    except Exception as error:  # msgpack raises many kinds, and its result may have any shape
         raise DecodeError(f"no snapshot: {error}") from error
     if type(models) is not dict or not all(type(name) is str for name in models) or type(taken_ns) is not int:
         raise DecodeError("a snapshot has models by name, and a time")

@@ -1,4 +1,4 @@
-"""The viewer end of a socket: each entry of each stream once and in order, whatever the connection does."""
+"""The viewer end of a socket: it delivers each entry of each stream once and in order, whatever the connection does."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ from trackside.wire._sequence import MAX_COUNT, MAX_HOLES, count_of
 GRACE_S: Final = 10.0
 """The time in which a source that is known from the log alone must come back to a restarted collector."""
 FORWARDS: Final = "forwards"
-"""The key, in the status of a beat, that says whether this end is a forwarder, whose sources are others."""
+"""The key, in the status of a beat, of whether its sender is a forwarder, which sends the streams of other sources."""
 QUIET: Final = "quiet"
 """The key, in a forwarder's status, of the ids of sources that are alive and sent nothing since the last beat."""
 SOURCE: Final = "source"
@@ -119,7 +119,7 @@ class SourceState:
         return events
 
     def dump(self) -> dict[str, Any]:
-        """Return it as plain data, without the producer."""
+        """Return the state as plain data, without the producer."""
         tracker = self.tracker
         return {
             "source": self.source.to_wire(),
@@ -181,7 +181,7 @@ class SourceState:
 
 
 def _bounded(open_spans: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return *open_spans*, or those of the main thread, or none: a collector records them in its own stream."""
+    """Return those *open_spans* that are small enough to record: all, those of the main thread, or none."""
     main = {_MAIN_THREAD: open_spans.get(_MAIN_THREAD, [])}
     return next((spans for spans in (open_spans, main) if len(pack(spans)) <= MAX_OPEN_SPANS_BYTES), {})
 
@@ -191,7 +191,7 @@ class SourceRegistry:
     The states of all sources by id, and which of them have fallen silent.
 
     Args:
-        silent_after_s: The time after which a source without news is silent; by default as `liveness` says.
+        silent_after_s: The time after which a source without news is silent; by default by the rule of `liveness`.
         unasked_interval_s: The time between two signs of a source that sends no heartbeats, in seconds; by default the
         interval of beats. None if there is no connection to it.
     """
@@ -199,7 +199,7 @@ class SourceRegistry:
     def __init__(self, silent_after_s: float | None = None, *, unasked_interval_s: float | None = BEAT_S) -> None:
         self.states: dict[str, SourceState] = {}
         self.least_silence_s = 0.0
-        """The shortest time for which a state must be unheard, unless *silent_after_s* is given."""
+        """The shortest time without news after which a source is silent, unless *silent_after_s* is given."""
         self._silent_after_s = silent_after_s
         self._unasked_interval_ns = None if unasked_interval_s is None else round(unasked_interval_s * 1e9)
 
@@ -211,7 +211,7 @@ class SourceRegistry:
         return state
 
     def hear(self, state: SourceState, now_s: float) -> RankSpokeAgain | None:
-        """Note a sign of life of *state*; return the event to publish about it."""
+        """Note a sign of life of *state*; return the event to publish about it, if any."""
         silent_s, heard_s = state.silent_s, state.heard_s
         state.heard_s = max(state.heard_s, now_s)
         state.silent_s = None
@@ -239,7 +239,7 @@ class SourceRegistry:
 
     def is_gone(self, state: SourceState, now_s: float) -> bool:
         """
-        Return whether *state* has been silent so long that the process counts as dead, or ever since its log was read.
+        Return whether *state* has been silent for so long that the process counts as dead, or since its log was read.
         """
         interval_ns = state.signs.heartbeat_interval_ns or round(BEAT_S * 1e9)
         is_dead = state.producer is None or now_s - state.heard_s > died_after_ns(interval_ns) / 1e9
@@ -284,7 +284,7 @@ class SourceRegistry:
 
     def alive_over(self, sources: Iterable[str], status: Mapping[str, Any]) -> list[str]:
         """
-        Return the sources that are alive if something came over a connection.
+        Return the sources that are alive because something came over a connection.
 
         Args:
             sources: The sources whose entries came over it.
@@ -296,7 +296,7 @@ class SourceRegistry:
         return [name for name in quiet if type(name) is str] if type(quiet) is list else []
 
     def totals(self) -> dict[str, int]:
-        """Return the counts over all states but collectors."""
+        """Return the counts over all sources except collectors."""
         states = [state for state in self.states.values() if state.source.role != _COLLECTOR]
         counts = {
             "sources": len(states),
@@ -342,7 +342,7 @@ class OwnStream:
         try:
             schema, row = self._encoder.encode(event, 0)
             frame = encode_frame(self.source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row])
-        except Exception as error:  # it quotes a text that a peer sent
+        except Exception as error:  # the event may quote a text that a peer sent
             self.invalid += 1
             self._trouble.complain("an event of %s cannot be recorded: %s", type(event).__name__, described(error))
             return
@@ -360,16 +360,16 @@ class OwnStream:
 _EXCHANGES: Final = 16
 _BETTER: Final = 0.8
 _MOST_APART_NS: Final = 1 << 62
-"""A century and a half; a larger difference comes from no clock."""
+"""A century and a half; no two clocks differ by more."""
 
 
 @attrs.frozen
 class Offset:
-    """The offset of the other clock, ahead of this one, as one exchange shows it."""
+    """The time by which the other clock is ahead of this one, as measured by one exchange."""
 
     offset_ns: int
     uncertainty_ns: int
-    """The true offset differs from *offset_ns* by at most this, whatever each way took."""
+    """The true offset differs from *offset_ns* by at most this, however long each way took."""
 
 
 class ClockEstimate:
@@ -392,13 +392,13 @@ class ClockEstimate:
 
         Args:
             sent_ns: When the question left, by this clock.
-            received_ns: When it arrived, by the other.
-            replied_ns: When the answer left, by the other.
-            now_ns: When it arrived, by this clock.
+            received_ns: When the question arrived, by the other clock.
+            replied_ns: When the answer left, by the other clock.
+            now_ns: When the answer arrived, by this clock.
         """
         round_trip_ns = (now_ns - sent_ns) - (replied_ns - received_ns)
         if round_trip_ns < 0 or replied_ns < received_ns or abs(received_ns - sent_ns) > _MOST_APART_NS:
-            return  # no clock can show that
+            return  # correct clocks cannot show such times
         self.exchanges += 1
         self._is_fresh = True
         offset_ns = ((received_ns - sent_ns) + (replied_ns - now_ns)) // 2
@@ -406,11 +406,11 @@ class ClockEstimate:
 
     @property
     def best(self) -> Offset | None:
-        """The offset by the quickest of the recent exchanges; None before the first."""
+        """The offset from the quickest of the recent exchanges; None before the first."""
         return min(self._recent, key=lambda one: one.uncertainty_ns, default=None)
 
     def news(self) -> Offset | None:
-        """Return the best estimate if it differs from the last one returned: it is better, or has moved."""
+        """Return the best estimate if it is better than the last one returned, or has moved; else None."""
         if not self._is_fresh:
             return None
         self._is_fresh = False
@@ -460,17 +460,17 @@ class SnapshotBudget:
 @attrs.define(eq=False)
 class StreamConsumer:
     """
-    The entries that one source end sends, each once and in order, whatever the connection does.
+    Delivers the entries that one source end sends, each once and in order, whatever the connection does.
 
-    It does no input or output of its own: `on` takes messages, and *send* sends them. For one thread.
+    It does no input or output of its own: `on` accepts messages, and *send* sends them. Only one thread may use it.
 
     Args:
         send: Sends a message to the source end; it may fail, because every request is repeated.
-        deliver: Called with each entry in its turn.
+        deliver: Called with each entry, in order.
         introduce: Called with the bytes of a snapshot of the sources, before the first entry.
         window_bytes: The most bytes that may be on their way and not acknowledged.
-        wanted: What to ask for.
-        models: Whose states to ask for.
+        wanted: The events to ask for.
+        models: The models whose states to ask for.
         budget: The budget of bytes for the snapshots.
     """
 
@@ -485,7 +485,7 @@ class StreamConsumer:
     due: int = 0
     """The index that comes next."""
     before: int = 0
-    """Events in the entries before it."""
+    """Events in the entries before the one with index *due*."""
     skipped_events: int = 0
     """Events that the source end reported as skipped."""
     repeated: int = 0
@@ -566,7 +566,7 @@ class StreamConsumer:
                 self.send(ReplayRequest(self.stream, self.due))
 
     def on(self, message: Message, size_bytes: int, now_s: float) -> None:
-        """Process a *message* of *size_bytes*; messages of other kinds are ignored."""
+        """Process a *message* of *size_bytes*; ignore messages of other kinds and other streams."""
         if isinstance(message, Subscribed):
             self._begin(message, now_s)
         elif isinstance(message, Chunk):
@@ -580,7 +580,7 @@ class StreamConsumer:
                 self._add(message.index, message, size_bytes)
         elif isinstance(message, Beat):
             self._seen = max(self._seen, message.next_index)
-            if self._chunks is None:  # an acknowledgement says that the snapshot is there, too
+            if self._chunks is None:  # an acknowledgement means that the snapshot has come, too
                 self._acknowledge()
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -604,11 +604,11 @@ class StreamConsumer:
 
     def _begin(self, answer: Subscribed, now_s: float) -> None:
         if self.is_subscribed or answer.request != self._request:
-            return  # an answer that came twice
+            return  # this answer came twice, or is to an earlier request
         if answer.snapshot_chunks != chunk_count(answer.snapshot_bytes):
             raise DecodeError("a snapshot of so many bytes has another number of chunks")
         if not self.budget.reserve(answer.snapshot_bytes, is_trusted=not self.unfinished_snapshots):
-            return  # it is asked for again
+            return  # the snapshot is asked for again
         self._reserved_bytes = answer.snapshot_bytes
         self.is_subscribed = True
         self._hole_s = None
@@ -656,7 +656,7 @@ class StreamConsumer:
             self.repeated += 1
             return
         if index > self.due and (self._held_bytes + size_bytes > WINDOW_BYTES or len(self._held) >= MAX_OUT_OF_ORDER):
-            return  # it will be asked for again
+            return  # the entry will be asked for again
         self._held[place] = (message, size_bytes)
         self._held_bytes += size_bytes
         if self._chunks is None:
@@ -694,7 +694,7 @@ _ROUNDS_OF_MANY: Final = 20
 _FIRST_PINGS: Final = 16
 _FIRST_PING_S: Final = 0.1
 _MOST_FIRST_PINGS_PER_S: Final = 1000.0
-"""The most to all senders together: with thousands at once, their events come before the comparison of clocks."""
+"""The most to all senders together: with thousands of them, events are more urgent than the comparison of clocks."""
 _PING_S: Final = 5.0
 _LEAST_EXCHANGES: Final = 8
 _MOST_COMPARED: Final = 64
@@ -712,10 +712,10 @@ class Origin:
     def __init__(self, limits: PeerLimits, now_s: float) -> None:
         self.heard_s = now_s
         self.producers = 0
-        """That are known here, those among them that were not heard for a while."""
+        """The number of its known producers, including those that were not heard for a while."""
         self.together: PeerBuckets = PeerBuckets(limits_of_address(limits), now_s)
         self.newcomers: PeerBuckets = PeerBuckets(limits_of_newcomers(limits), now_s, within=self.together)
-        """For those who have not greeted, and those who have not settled: a new name brings no new allowance."""
+        """The allowance of producers that have not greeted or not settled: a new name brings no new allowance."""
 
 
 @attrs.define(eq=False)
@@ -733,7 +733,7 @@ class Producer:
     greeted_s: float = 0.0
     """The time of its first message."""
     is_settled: bool = False
-    """Whether it has been there for long enough to have an allowance of its own."""
+    """Whether it has been connected for long enough to have an allowance of its own."""
     clock: ClockEstimate = attrs.field(factory=ClockEstimate)
     sources: set[str] = attrs.field(factory=set)
     """The ids of the sources that were received over it."""
@@ -787,12 +787,12 @@ class Listener(Protocol):
         """Read the identities of the sources from a *snapshot*."""
 
     def on_heard(self, producer: Producer, message: Message | None) -> object:
-        """Note that *producer* sent something, so it is alive; None if the message was not read."""
+        """Note that *producer* sent something, so it is alive; *message* is None if it was not read."""
 
 
 class Receiver:
     """
-    Receives streams from any number of source ends; does no input or output of its own. For one thread.
+    Receives streams from any number of source ends, without input or output of its own. Only one thread may use it.
 
     Args:
         listener: The object that is called with everything that was received.
@@ -800,7 +800,7 @@ class Receiver:
         on_result: Called with a producer's answer to a verb.
         limits: The limits of each producer.
         origin_of: Returns the address from which the message that is being received came.
-        own_id: Of this end; random unless given.
+        own_id: The id of this end; random unless given.
         monotonic_s: The clock.
         cpu_s: Returns the processor time that this thread has used.
     """
@@ -819,9 +819,12 @@ class Receiver:
     ) -> None:
         self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send, own_id=own_id)
         self.producers: dict[bytes, Producer] = self._sessions.peers
-        """By address, those that send."""
+        """The producers, by address."""
         self.counts: Counter[str] = self._sessions.counts
-        """Those of the sessions, ``malformed``, ``cut``, ``cut_bytes``, and what producers that left had repeated."""
+        """
+        The counts of the sessions, ``malformed``, ``cut``, ``cut_bytes``, and ``repeated`` and ``replays`` of producers
+        that were forgotten.
+        """
         self._by_id: dict[str, Producer] = {}
         self._due: list[Producer] = []
         self._share = 0
@@ -834,7 +837,7 @@ class Receiver:
         self._snapshots = SnapshotBudget(one_bytes=MAX_SOURCES_BYTES)
         self._origin_of = origin_of
         self._origins: dict[tuple[str, str], Origin] = {}
-        """By key and address."""
+        """The origins, by key and address."""
         self._swept_s = monotonic_s()
         self._gone: list[tuple[Producer, bytes]] = []
 
@@ -843,10 +846,10 @@ class Receiver:
         Process *messages*.
 
         Args:
-            messages: The address for an answer, the parts, and the role and fingerprint of the key of the connection,
-                as in ``rank:0123abcd``, for each message.
+            messages: For each message, the address for an answer, the parts, and the role and fingerprint of the key of
+                the connection, as in ``rank:0123abcd``.
         """
-        # The clock is read once for each message, as that takes as long as decoding a small one.
+        # The clock is read once for each message, because that takes as long as decoding a small message.
         cpu_s: float | None = self._cpu_s()
         for address, parts, user in messages:
             now_s, size = self._now(), sum(map(len, parts))
@@ -854,7 +857,7 @@ class Receiver:
             buckets = producer.buckets if producer is not None else self._origin(user, now_s).newcomers
             if not buckets.admit(size, now_s):
                 self._cut(producer, size, now_s)
-                cpu_s = None  # the time of this one must not be charged to the next
+                cpu_s = None  # the time of this message must not be charged to the next
                 continue
             before_s = self._cpu_s() if cpu_s is None else cpu_s
             events = buckets.charged_events
@@ -887,7 +890,7 @@ class Receiver:
         """Return the origin of the message that is being received."""
         name = (user, self._origin_of())
         if name not in self._origins and len(self._origins) >= MAX_PRODUCERS:
-            name = ("", "")  # many addresses must not give as many allowances
+            name = ("", "")  # many addresses must not bring many allowances
         origin = self._origins.get(name)
         if origin is None:
             origin = self._origins[name] = Origin(self._limits, now_s)
@@ -905,7 +908,7 @@ class Receiver:
             producer.heard_s = now_s
             self._listener.on_heard(producer, message)
             if action is Action.PART:
-                producer.has_left = True  # what it sent before may still come
+                producer.has_left = True  # messages that it sent before may still come
             elif isinstance(message, Refused):
                 self._on_result(producer, message)
             elif action is Action.DELIVER:
@@ -919,7 +922,7 @@ class Receiver:
             self._listener.on_heard(producer, None)
 
     def tick(self) -> None:
-        """Do what is due by the clock; to be called about every 50 ms. Each producer has its turn within a second."""
+        """Do the work that is due; to be called about every 50 ms. Each producer has its turn within a second."""
         now_s = self._now()
         gone, self._gone = self._gone, []
         for producer, address in gone:
@@ -1062,5 +1065,5 @@ class Receiver:
         if producer is not None and not producer.is_settled:
             self._gone.append(
                 (producer, address)
-            )  # nothing is kept of a producer with ever new names; others may come back
+            )  # a producer with ever new names must cost nothing; settled ones may come back
         return outcome is Sent.QUEUED

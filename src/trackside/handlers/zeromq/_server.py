@@ -74,7 +74,7 @@ RING_S: Final = 30.0
 _ENTRY_EXTRA_BYTES: Final = 256
 """The approximate bytes of an entry besides its frame."""
 _LATEST: Final = 1 / 8
-"""The share of the budget that a viewer still gets after it was too slow: it is read before much more comes."""
+"""The share of the budget that a viewer still gets after it was too slow: this much is read before much more comes."""
 
 
 class LostRange(NamedTuple):
@@ -95,7 +95,7 @@ class Entry(NamedTuple):
     """Events in all entries before it."""
     events: int
     content: bytes | LostRange
-    """A frame, or what is missing."""
+    """A frame, or the range of events that are missing."""
     offset_bytes: int
     """Bytes in all entries before it."""
     at_s: float
@@ -134,7 +134,7 @@ class Ring:
     """
     The latest entries of one stream, numbered from 0 without a hole.
 
-    One thread appends, another reads; neither waits for anything but the other's few steps under the lock.
+    One thread appends, another reads; neither waits for anything except the other's few steps under the lock.
 
     Args:
         room: The budget that it shares with the other rings of its stream server.
@@ -154,7 +154,7 @@ class Ring:
             room.rings.append(self)
 
     def append(self, content: bytes | LostRange, events: int) -> None:
-        """Add an entry of *events* rows; never refuses, never waits."""
+        """Add an entry of *events* rows; this never fails and never waits."""
         room = self._room
         size = _ENTRY_EXTRA_BYTES + (len(content) if isinstance(content, bytes) else 0)
         with room.lock:
@@ -190,7 +190,7 @@ class Ring:
             return entry.place, entry.before
 
     def latest(self) -> tuple[int, int]:
-        """Return the first index in the last eighth of the budget, or the last index, and the events before it."""
+        """Return the first index in the last eighth of the budget, else the last index; and the events before it."""
         with self._room.lock:
             if not self._entries:
                 return self.next_index, self.before
@@ -241,7 +241,7 @@ class Stream:
     _settled: int = 0
     """The number of events up to the last acknowledged one."""
     _given_up: deque[tuple[int, int]] = attrs.field(factory=deque)
-    """Later ranges of events that were skipped, by the number of events before the start and before the end."""
+    """Ranges of later events that were skipped: for each, the number of events before its start and before its end."""
 
     def acknowledge(self, before: int) -> None:
         """Note that a viewer has the first *before* events, except those it was instructed to pass over."""
@@ -302,13 +302,13 @@ class ReadySnapshot(NamedTuple):
 
 @attrs.define(eq=False)
 class ViewerState:
-    """One viewer. For the thread of the stream server."""
+    """One viewer. Only the thread of the stream server may use it."""
 
     address: bytes
     id: str
     text: str
     user: str
-    """Role and fingerprint of its key, as ``viewer:0123abcd``; empty where no keys are used."""
+    """Role and fingerprint of its key, as in ``viewer:0123abcd``; empty if no keys are used."""
     heard_s: float
     post: Post
     request: int = 0
@@ -357,7 +357,7 @@ class ViewerState:
         return True
 
     def may_open(self, now_s: float) -> bool:
-        """Return whether one more stream that no viewer has yet is within the limit of 16 at once and 16 a second."""
+        """Return whether opening one more new stream is within the limit of 16 at once and 16 a second."""
         return self._openings.take(now_s)
 
     def expect(self, asked: Subscribe, stream: Stream) -> None:
@@ -421,7 +421,7 @@ class ViewerState:
         self.cursor, self._before = index, self.stream.resume(index)
 
     def pump(self, window_bytes: int) -> int:
-        """Send the entries that are due and fit into the window; return how many."""
+        """Send the entries that are due and fit into the window; return their number."""
         if not self.is_live or self.stream is None:
             return 0
         ring, count = self.stream.ring, 0
@@ -494,13 +494,15 @@ class StreamProvider(Protocol):
 
 class StreamServer:
     """
-    Serves any number of viewers; does no input or output of its own. For one thread, unless a method says otherwise.
+    Serves any number of viewers, without input or output of its own.
+
+    Only one thread may use it, unless a method says otherwise.
 
     Args:
         provider: The origin of streams and snapshots.
         send: Sends to an address, which is empty for a connection that this end made.
         own_id: The id of this end, constant while its streams exist; by default random.
-        connects: Whether this end made the connection, and so says hello.
+        connects: Whether this end made the connection, and so greets first.
         wake: Wakes the thread; called on any thread.
         budget: The limits of all rings together.
         most_viewers: The most viewers at once; more are refused.
@@ -523,9 +525,9 @@ class StreamServer:
             Role.PRODUCER if connects else Role.SERVER, send, own_id=own_id
         )
         self.viewers: dict[bytes, ViewerState] = self._sessions.peers
-        """By address, the viewers that are here."""
+        """The viewers that are here, by address."""
         self.counts: Counter[str] = self._sessions.counts
-        """Those of the sessions, and ``malformed`` and ``ignored`` messages and entries ``sent``."""
+        """The counts of the sessions, ``malformed`` and ``ignored`` messages, and entries ``sent``."""
         self._provider = provider
         self._connects = connects
         self._wake = wake
@@ -552,7 +554,7 @@ class StreamServer:
         return stream
 
     def answer(self, address: bytes, result: Result) -> None:
-        """Send a verb's result; on any thread."""
+        """Send a verb's result; may be called on any thread."""
         self._inbox.put(lambda: self._answers.append((address, result)))
         self._wake()
 
@@ -854,7 +856,7 @@ _MAX_FILES: Final = 4096
 
 
 class EndpointFile:
-    """A file with the endpoint at which a process can be watched; removed when that ends."""
+    """A file with the endpoint at which a process can be watched; removed when the process ends."""
 
     def __init__(self, directory: Path, source: Source, endpoint: str) -> None:
         run = re.sub(r"[^A-Za-z0-9._-]+", "-", source.run_id)[:100].strip("-.") or "run"
@@ -970,16 +972,16 @@ class CollectorStream(ViewerStream):
 
 class Publisher(Closing):
     """
-    Sends a bus's stream to its viewers, to each only the events that it subscribed to.
+    Sends a bus's stream to its viewers; each gets only the events that it subscribed to.
 
     Its thread does all input and output; the dispatcher puts its frames into a ring and never waits. Without a viewer
-    it is subscribed to nothing. A forked child publishes nothing.
+    or collector it is subscribed to nothing. A forked child publishes nothing.
 
     Args:
         endpoint: The endpoint for viewers: ``ipc:///path``, in a directory that is this user's alone, or
             ``tcp://host:port`` with *keys*. With *connects*, the collector to connect to.
         subscribe: Subscribes a frame sink with a filter, and returns a function that ends the subscription.
-        at_barrier: Has the dispatcher call a function at one place of the stream, as `Bus.at_barrier` does.
+        at_barrier: Has the dispatcher call a function at one point of the stream, as `Bus.at_barrier` does.
         connects: Connect to a collector instead of binding, and offer all events from the beginning.
         keys: A directory of keys, as `trackside keys new` makes it.
         insecure: Allow an endpoint without keys where they are required.
@@ -1034,7 +1036,7 @@ class Publisher(Closing):
         self._thread = threading.Thread(target=self._run, name="trackside-publisher", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # a signal handler's: nobody could close this
+        except BaseException:  # raised by a signal handler: nobody could close this publisher
             self._close_soon(0.0)
             raise
 
@@ -1095,7 +1097,7 @@ class Publisher(Closing):
         self.server.tick(time.monotonic())
 
     def _finish(self) -> None:
-        """Send the viewers the entries that are left, once even if there is no time, and say goodbye."""
+        """Send the viewers the entries that are left, at least once even if no time is left, and say goodbye."""
         beat_s = 0.0
         is_late = False
         while not is_late:
@@ -1105,7 +1107,7 @@ class Publisher(Closing):
                 self.server.pump()
                 self.server.beat()
             self._serve(_DRAINING_S)
-            is_awaited = self.connects and not self.server.viewers  # a collector that is being started again
+            is_awaited = self.connects and not self.server.viewers  # the collector may be restarting
             if self.server.is_drained and not is_awaited:
                 self._drained = True
                 break
@@ -1119,7 +1121,7 @@ class Publisher(Closing):
 
     def close(self, timeout_s: float = 0.5) -> bool:
         """
-        Send viewers the rest, say goodbye and stop; safe to call twice, and in a forked child.
+        Send viewers the entries that are left, say goodbye and stop; safe to call twice, and in a forked child.
 
         Returns:
             Whether all viewers, or the collector, have acknowledged everything.

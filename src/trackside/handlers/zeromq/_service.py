@@ -34,7 +34,7 @@ class Streams(Protocol):
 
 class Service(Closing, ABC):
     """
-    Receives from producers and serves what they sent, until it is stopped; it is closed once.
+    Receives streams from producers and serves them to viewers, until it is stopped; it is closed once.
 
     A subclass opens the connections and sets the attributes that are only declared here.
     """
@@ -43,7 +43,7 @@ class Service(Closing, ABC):
     streams: Streams
     _receiving: Connection
     _serving: Connection | None = None
-    """The connection of *_server*, where there is one."""
+    """The connection of *_server*, if there is one."""
     _server: StreamServer | None = None
     _verbs: VerbForwarder | None = None
 
@@ -56,7 +56,7 @@ class Service(Closing, ABC):
         self._connections: list[Connection] = []
 
     def _connect(self, endpoint: str, **options: Any) -> Connection:
-        """Return a new connection; if there is none, the earlier ones are closed."""
+        """Return a new connection; if it cannot be made, close the earlier ones."""
         try:
             connection = Connection(endpoint, **options)
         except BaseException:
@@ -103,7 +103,7 @@ class Service(Closing, ABC):
         server.tick(now_s)
 
     def stop(self) -> None:
-        """Have `serve` return; on any thread, and from a signal handler."""
+        """Make `serve` return; may be called on any thread, and by a signal handler."""
         self._stop.set()
 
     def _on_result(self, producer: Producer, message: Result | Refused) -> None:
@@ -111,7 +111,7 @@ class Service(Closing, ABC):
             self._verbs.on_result(producer, message)
 
     def _begin_close(self) -> bool:
-        """Stop, and say goodbye to the producers; return whether that is new."""
+        """Stop, and say goodbye to the producers; return False if that was done before."""
         if self._is_closed:
             return False
         self._is_closed = True
@@ -121,11 +121,11 @@ class Service(Closing, ABC):
         return True
 
     def _drain(self, server: StreamServer, connection: Connection, within_s: float) -> None:
-        """Send viewers the rest, as far as they accept it within *within_s*."""
+        """Send viewers the entries that are left, as many as they accept within *within_s*."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s and not server.is_drained:
             server.pump()
-            server.beat()  # which is acknowledged at once
+            server.beat()  # viewers acknowledge it at once
             wait_for([connection], _TICK_S)
             self._listen(server, connection)
 

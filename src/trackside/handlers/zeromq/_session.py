@@ -1,8 +1,8 @@
 """
 The session state machine: greeting, welcome, reset, ping, refusal and goodbye, for every kind of end.
 
-One table gives the action upon a message: by the role of the end, by whether it has met the peer, and by the kind of
-the message. A message that is not in the table is ignored and counted.
+One table gives the action upon a message, by the role of the end, the state of the session, and the kind of the
+message. A message that is not in the table is ignored and counted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Role(enum.Enum):
     @property
     def connects(self) -> bool:
         """Whether it makes the connection, and so greets first."""
-        return self is Role.PRODUCER or self is Role.VIEWER  # not by a set: each message asks, and hashing takes longer
+        return self is Role.PRODUCER or self is Role.VIEWER  # no set: each message reads this, and hashing takes longer
 
     @property
     def end(self) -> str:
@@ -89,7 +89,9 @@ class Role(enum.Enum):
 
     def admits(self, user: str) -> bool:
         """
-        Return whether a peer that proved to be *user*, such as ``rank:0123abcd``, may connect; empty without keys.
+        Return whether a peer that proved to be *user* may connect.
+
+        *user* is for example ``rank:0123abcd``; without keys it is empty.
         """
         return not user or user.partition(":")[0] in _KEYS.get(self, ())
 
@@ -129,7 +131,7 @@ _FROM_VIEWERS: Final = (Subscribe, Fetch, Ack, ReplayRequest, Verb)
 _FROM_SOURCES: Final = (Subscribed, Chunk, FrameEntry, LossEntry, Skipped, Beat, Result)
 
 _TABLE: Final[dict[tuple[Role, State], dict[type[Message], Action]]] = {
-    # An unknown peer that requests or sends something is asked to greet; one that answers gets no answer.
+    # An unknown peer that requests or sends something is asked to greet; its answers are ignored.
     (Role.SERVER, State.UNMET): {
         Hello: Action.MEET,
         **dict.fromkeys((Ping, *_FROM_VIEWERS, *_FROM_SOURCES), Action.ASK_TO_GREET),
@@ -200,22 +202,22 @@ class Sessions(Generic[P]):
     """
     The sessions of one socket: with any number of peers that connected to it, or with the one that it connected to.
 
-    Does no input or output of its own. The owner makes the record of a peer when `receive` says `Action.MEET`, puts it
-    into `peers` and calls `welcome`; it removes the record when the peer parts or is forgotten.
+    It does no input or output of its own. The owner makes the record of a peer when `receive` returns `Action.MEET`,
+    and calls `welcome`, which puts it into `peers`. It removes the record when the peer parts or is forgotten.
 
     Args:
         role: The kind of this end.
         send: Sends to an address.
-        own_id: The id of this end; random, the same as long as its streams are.
+        own_id: The id of this end, constant while its streams exist; random unless given.
     """
 
     def __init__(self, role: Role, send: Send, *, own_id: str | None = None) -> None:
         self.role = role
         self.id = own_id or os.urandom(8).hex()
         self.peers: dict[bytes, P] = {}
-        """By address, those that were met."""
+        """The peers that were met, by address."""
         self.counts: Counter[str] = Counter()
-        """``unexpected`` messages, ``refused`` requests, ``refused_sends``, and what ``failed``."""
+        """``unexpected`` messages, ``refused`` requests, ``refused_sends``, and messages that ``failed``."""
         self._send = send
         self._state = State.UNMET
         self._greeted_s = -1e9
@@ -223,14 +225,14 @@ class Sessions(Generic[P]):
         self._trouble = RateLimitedLog()
 
     def state_of(self, address: bytes) -> State:
-        """Return the record of the peer at *address*."""
+        """Return the state of the session with the peer at *address*."""
         if self.role.connects:
             return self._state
         return State.MET if address in self.peers else State.UNMET
 
     def receive(self, address: bytes, parts: Sequence[bytes], user: str, received_ns: int) -> tuple[Action, Message]:
         """
-        Do the session's part with a message; return its action, and the message for the owner.
+        Do the session's part of handling a message; return its action, and the message for the owner.
 
         Raises:
             DecodeError: if the message is malformed.
@@ -285,10 +287,10 @@ class Sessions(Generic[P]):
         self._greeted_s = -1e9
 
     def post(self, address: bytes, message: Message) -> Sent:
-        """Send *message*; what cannot be encoded is counted and not sent."""
+        """Send *message*; if it cannot be encoded, count it instead."""
         try:
             parts = encode(message)
-        except (ValueError, TypeError, OverflowError) as error:  # what is passed on was sent by another process
+        except (ValueError, TypeError, OverflowError) as error:  # another process may have made it
             self.counts["failed"] += 1
             self._trouble.complain("a message cannot be sent: %s", described(error))
             return Sent.INVALID
@@ -303,7 +305,7 @@ class Sessions(Generic[P]):
         self.post(address, Refused(request, code, text[:1000]))
 
     def note_failure(self, error: Exception) -> None:
-        """Count and report an *error* in dealing with a message; raise it if a signal handler of the program did."""
+        """Count and report an *error* in handling a message; raise it if it came from a signal handler."""
         if is_from_signal_handler(error):
             raise error
         self.counts["failed"] += 1
