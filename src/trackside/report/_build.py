@@ -121,7 +121,7 @@ def find_change(lengths: Sequence[float]) -> Change | None:
 
 
 def joined(runs: Iterable[StepLengths]) -> tuple[list[float], list[int]]:
-    """Return lengths and numbers of the steps of *runs* in turn without the first two of each: they hold startup."""
+    """Return lengths and numbers of the steps of *runs* in turn, without the first two of each: startup is in them."""
     lengths: list[float] = []
     numbers: list[int] = []
     for run in runs:

@@ -446,7 +446,7 @@ class Watched:
     stalls: list[Stall] = attrs.field(factory=list)
     """The latest 16 stalls."""
     standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
-    """By kind (saves, evaluations), the start of the first one, in ns since the epoch, and their durations, in ns."""
+    """For saves, restores and evaluations, by kind: the start of the first, in ns since the epoch, and durations."""
 
     @property
     def is_rank(self) -> bool:

@@ -1,4 +1,4 @@
-"""A report as one page: no script, nothing from elsewhere, every text escaped."""
+"""A report as one HTML page: without scripts and external resources, and with every text escaped."""
 
 from __future__ import annotations
 
@@ -130,19 +130,19 @@ _EDGE: Final = 0.04
 WIDTH: Final = 1000
 HEIGHT: Final = 260
 _LOG_FROM: Final = 8.0
-"""If the longest step takes so many times the median, the axis is logarithmic: else it would hide all others."""
+"""The ratio of the longest step to the median above which the axis is logarithmic, to keep other steps visible."""
 _LOG_MARGIN: Final = 0.1
 _LEAST_POWER: Final = sys.float_info.min_10_exp
-"""The least power of ten that a float holds in full."""
+"""The least exponent of ten at which a float has its full precision."""
 _MOST_MARKS: Final = 150
 _MOST_COLUMNS: Final = 256
 _MOST_NAMES: Final = 32
 SHADES: Final = (0.6, 0.75, 0.85, 0.92, 0.97)
-"""Scores below each of these have a shade of their own; below the second one is a straggler."""
+"""The bounds between the shades of scores; a rank with a score below the second one is a straggler."""
 
 
 def escaped(text: object) -> str:
-    """Return *text* for a page: nothing in it is markup, and control characters are shown."""
+    """Return *text* for a page: markup is escaped, and control characters are made visible."""
     return html.escape(words.printable(str(text)), quote=True)
 
 
@@ -156,7 +156,7 @@ class Axis:
             self._low, self._high = math.log(low) - _LOG_MARGIN, math.log(high) + _LOG_MARGIN
         elif has_zero or low < high / 2:
             self._low, self._high = min(0.0, low), min(max(high, high * 1.05), sys.float_info.max)
-        else:  # from zero on, figures that differ little would be a straight line
+        else:  # on an axis from zero, figures that differ little would be a straight line
             margin = (high - low) / 20
             self._low, self._high = low - margin, min(high + margin, sys.float_info.max)
         if self._high - self._low < sys.float_info.min:
@@ -193,15 +193,15 @@ def curve(
     has_zero: bool = True,
 ) -> str:
     """
-    Return figures over time: the median as a line, the lowest and the highest as a band, what happened as lines.
+    Return a chart over time: the median as a line, the range from lowest to highest as a band, *marks* as lines.
 
     Args:
         points: At least one.
-        kind: The class of the line.
-        format_value: Writes a figure with its unit.
-        marks: What happened.
+        kind: The CSS class of the line.
+        format_value: Formats a figure with its unit.
+        marks: Marks to draw as vertical lines.
         height: The height of the chart, in pixels.
-        has_zero: Whether the axis begins at zero also where the figures are far above it.
+        has_zero: Whether the axis begins at zero even if all figures are far above it.
     """
     start, end = points[0][0], points[-1][0]
     start, end = min([start, *(mark.at_ns for mark in marks)]), max([end, *(mark.at_ns for mark in marks)])
@@ -244,7 +244,7 @@ def curve(
 
 
 def _step_ticks(points: Points) -> list[tuple[int, int]]:
-    """Return the times at which round steps first ended, at most eight; none if the points have no steps."""
+    """Return up to eight times at which steps with round numbers had ended, and these numbers; empty without steps."""
     known = [(at, one) for at, one in points if one.last_step >= 0]
     if len(known) < 2:  # noqa: PLR2004
         return []
@@ -268,7 +268,7 @@ def _ticks(name: str, ticks: Sequence[tuple[float, str]]) -> str:
     placed, last = "", -1.0
     for share, text in ticks:
         if share - last >= _LEAST_GAP:
-            # Beside one another on a phone too: every second label is for wider windows.
+            # Labels must not overlap on a phone, where every second one is hidden.
             edge = " first" if share < _EDGE else " last" if share > 1 - _EDGE else ""
             placed += f'<span class="tick{edge}" style="left:{100 * share:.2f}%">{escaped(text)}</span>'
             last = share
@@ -330,7 +330,7 @@ def _mark(mark: Mark, across: Callable[[int], float], height: int) -> str:
 
 
 def heat(heatmap: Heatmap) -> str:
-    """Return scores by rank, from left to right, and section; of many ranks neighbours are one cell, by their worst."""
+    """Return a map of scores by section and, from left to right, rank; a cell of several ranks shows the worst."""
     ranks = len(heatmap.ranks)
     size = -(-ranks // _MOST_COLUMNS)
     rows = sorted(zip(heatmap.names, heatmap.scores, strict=True), key=lambda row: _worst(row[1]))[:_MOST_NAMES]
@@ -358,13 +358,13 @@ def _row(heatmap: Heatmap, scores: Sequence[float | None], size: int) -> str:
         else:
             text = f"{who or f'rank {heatmap.ranks[start]}'}: no score"
         look = shade(known and min(known)[0])
-        # A little wider than one: no seams between cells.
+        # The width is a little above 1, so that no seams show between cells.
         cells.append(f'<rect class="{look}" x="{column}" width="1.03" height="1"><title>{escaped(text)}</title></rect>')
     return f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img">{"".join(cells)}</svg>'
 
 
 def shade(score: object) -> str:
-    """Return the class of a score's shade."""
+    """Return the CSS class of a score's shade."""
     if not isinstance(score, float):
         return "s-"
     return f"s{sum(score >= bound for bound in SHADES)}"
@@ -376,7 +376,7 @@ def spark(points: Points) -> str:
         return ""
     values = [one.median for _, one in points]
     low, high = min(values), max(values)
-    height = high / 2 - low / 2  # halved, as the difference may be beyond the largest float
+    height = high / 2 - low / 2  # halved, because the difference may exceed the largest float
     start, span = points[0][0], max(1, points[-1][0] - points[0][0])
     placed = [
         f"{120 * (at - start) / span:.1f} {21 - 20 * ((value / 2 - low / 2) / height) if height else 11:.1f}"
@@ -392,9 +392,9 @@ _MOST_ATTEMPTS: Final = 40
 _MOST_ROWS: Final = 40
 _MOST_TEXT: Final = 160
 _LEAST_SHARE: Final = 0.0005
-"""A share that is shown as 0.0 % is left out of the legend."""
+"""A smaller share would be shown as 0.0 %, and is left out."""
 _MOST_PARTS: Final = 12
-# The page may run nothing and fetch nothing, whatever a log says.
+# The page may run nothing and fetch nothing, whatever a log contains.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -404,7 +404,7 @@ def report_page(report: Report) -> str:
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return a page that has this *title* and, below each other, the *parts* that are not empty."""
+    """Return a page with this *title* and, one below the other, the *parts* that are not empty."""
     body = "\n".join(part for part in parts if part)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -475,7 +475,7 @@ def _verdict(report: Report) -> str:
 
 
 def _finding(finding: Finding, *, is_headline: bool) -> str:
-    """Return a finding; the first one's title is the page's headline already."""
+    """Return a finding, without its title if that is the headline of the page."""
     title = "" if is_headline else escaped(finding.title)
     evidence = "".join(f"<li>{escaped(line)}</li>" for line in finding.evidence)
     advice, command = finding.advice
@@ -577,7 +577,7 @@ def _steps(report: Report) -> str:
 
 def _heatmap(report: Report) -> str:
     found = report.heatmap
-    if report.ranks_total == 1:  # there is nothing to compare it with
+    if report.ranks_total == 1:  # there is no other rank to compare it with
         return ""
     if found is None or not found.names:
         notice = "No sections were timed on more than one rank: nothing compares them."
@@ -625,7 +625,7 @@ def _parts(report: Report) -> str:
 
 
 _WHOLE: Final = "rank step count failed score state"
-"""Columns of plain numbers and words, which are never broken in two: they are short, whatever names a job uses."""
+"""Columns whose cells are never wrapped: numbers and words that are short, whatever names a job uses."""
 
 
 def rows_table(
@@ -653,7 +653,7 @@ def rows_table(
 
 
 class Markup(str):
-    """Markup of ours, which is not escaped."""
+    """Markup made by this package, which is not escaped."""
 
     __slots__ = ()
 
@@ -696,7 +696,7 @@ def _counters(report: Report) -> str:
 
 
 def _own(report: Report) -> str:
-    """Return the events that the job declared itself: each with its fields, those that are numbers as values are."""
+    """Return the events that the job declared itself, with their fields; numbers are shown like metrics."""
     content = ""
     for row in report.own:
         step = f", step {row.last_step:,}" if row.last_step >= 0 else ""

@@ -1,10 +1,11 @@
 """
 The rule of lateness: which ranks are slower than their peers, in which steps, and how probable that is by chance.
 
-Ranks are compared within the same steps, so what slows the whole machine cancels. What is left is noise of single
-ranks, and three tests say how probable a rank's lateness is by that alone: the aligned ranks of many short windows,
-whatever the distribution of the noise, and Student's t of these and of few long ones, for jobs of few windows. In all
-tests, neighbouring windows that depend on each other count as fewer events. docs/verdicts.md states the rule.
+Ranks are compared within the same steps, so a slowdown of the whole machine cancels. The noise of single ranks
+remains. Three tests give the probability that this noise alone explains a rank's lateness: aligned ranks of many short
+windows, for any distribution of the noise, and Student's t of the short and of few long windows, for jobs of few
+windows. In all tests, neighbouring windows that depend on each other count as fewer events. docs/verdicts.md states
+the rule.
 """
 
 from __future__ import annotations
@@ -21,43 +22,43 @@ import attrs
 from trackside.handlers.models.steps import FEWEST_STEPS, LEAST_LATE_NS, least_lateness_ns
 
 ALLOWANCE: Final = 1e-3
-"""The probability that a job of equally fast ranks has one named, all its comparisons together."""
+"""The largest accepted probability, over all comparisons, that a rank is named in a job of equally fast ranks."""
 FEWEST_BLOCKS: Final = 3
 _LONG_WINDOWS: Final = 8
 _SHORT_IN_LONG: Final = 8
-"""Short windows in a long one, where there are so many steps."""
+"""The number of short windows in a long one, if there are enough blocks of steps."""
 _LEAST_SAVED: Final = 1 / 3
 """
-The least share of a rank's excess in one part by which its steps must be longer. It is about a half where the noise of
-other parts is large, and almost 0 where the rank only works in another order than its peers.
+The least amount by which a rank's steps must be longer, as a share of its excess in one part. The actual share is about
+0.5 if the noise of other parts is large, and almost 0 if the rank only works in another order than its peers.
 """
 _TESTS: Final = 3
 _PULLED_FROM: Final = 0.95
-"""The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
+"""The quantile of a rank's own times that replaces longer ones: a few long steps are events, not lateness."""
 GROSS_NS: Final = 5e6
 """
-A rank later than that and than half a usual step is grossly late. Lateness that lasts counts as one event in the tests,
-however long it is. A rank that slows down gradually, or repeatedly, has no stretch of one level, and is found by this
-rule.
+A rank is grossly late if its lateness is at least this and at least half a usual step. This rule finds a rank that
+slows down gradually or repeatedly. The tests do not find it: it has no stretch of one level, and they count lasting
+lateness as one event, however long it is.
 """
 _GROSS_SHARE: Final = 0.25
-"""The share of the short windows in which it is."""
+"""The least share of the short windows in which a rank, or several in turn, must be grossly late."""
 _GROSS_LASTS: Final = 0.08
 _GROSS_LASTS_STEPS: Final = 8
-"""The least length of one stretch of them on average: as a share of the job, and in steps."""
+"""The least mean length of a stretch of these windows: as a share of the job, and in steps."""
 _GROSS_OF_PEERS: Final = 0.2
-"""The largest share of that in which any other rank is grossly late, too."""
+"""The most windows in which any other rank is grossly late, as a share of the late rank's."""
 _UNLIKELY: Final = 4.0
-"""The natural logarithm of the ratio of likelihoods from which on lateness did not begin, or end, in a block."""
+"""The natural logarithm of the likelihood ratio above which lateness did not begin, or end, in a block."""
 _ONSET_STEPS: Final = 10
 _ONSET_SHARE: Final = 0.05
-"""Within so many steps, that share of all, or one block, the beginning is as good as known."""
+"""The beginning counts as known if it is known to within so many steps, this share of all steps, or one block."""
 _FEW_RANKS: Final = 16
 _MOST_LATE: Final = 64
 _MOST_TRIED: Final = 16
 
 Rows = Sequence[Sequence[float]]
-"""By rank and block of steps, a time in ns."""
+"""Times in ns, by rank and block of steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -70,17 +71,17 @@ class LateStretch:
     """The mean lateness, in ns of a step."""
     chance: float | None
     """
-    The probability that noise alone makes a rank look so late in any of the comparisons made; None of a rank that is
-    grossly late.
+    The probability that noise alone makes a rank look so late in any of the comparisons; None if it was found only
+    because it is grossly late.
     """
     began: tuple[int, int] | None = None
-    """The first and the last block in which it may have begun; None where that is as good as known."""
+    """The first and the last block in which the lateness may have begun; None if that counts as known."""
     by_part: bool = False
-    """Whether one part alone says it: noise of the others hides that all of its time is longer, too."""
+    """Whether only one part shows the lateness: the noise of other parts hides it in the whole own time."""
     cost_ns: float = 0.0
     """
-    The time that a step would save if the part were as long as the peers': `level_ns` or, where noise of other parts
-    hides that, in each step as much of the part as the rank was late by.
+    The time that a step would save if the rank were as fast as its peers: `level_ns` or, if only one part shows the
+    lateness and this is more, the mean of the rank's lateness in each block up to its excess in that part.
     """
 
 
@@ -88,23 +89,23 @@ def find_late(
     own: Rows, counts: Sequence[float], usual_ns: float, parts: Sequence[Rows] = ()
 ) -> dict[int, LateStretch]:
     """
-    Return the late ranks by their place in *own*, each with the blocks in which it was late.
+    Return the late ranks by their index in *own*, each with the blocks in which it was late.
 
-    A rank is late if all of its own time is longer than its peers', or one part of it is: the noise of the other parts
-    may hide it, but not so far that the rank arrives before its peers. The one that lost most is found, left out of
-    its peers' median, and the search begins again. Up to half of the ranks can be late, rounded up, as the median of
-    one's peers is below one's own time so far; more are taken for the usual.
+    A rank is late if its whole own time is longer than its peers', or if one part of it is, because the noise of other
+    parts may hide the lateness. In both cases it must arrive later than its peers. The search finds the rank that lost
+    most, leaves it out of the peers, and begins again. Up to half of the ranks can be late, rounded up, because up to
+    there the median of a late rank's peers is below its own time. If more are slow, their time counts as usual.
 
     Args:
-        own: Of each rank the time of a step outside of what ranks wait for each other in, by block.
-        counts: Steps in each block.
+        own: For each rank and block, the time of a step without the parts in which ranks wait for each other.
+        counts: The number of steps in each block.
         usual_ns: The length of a usual step.
-        parts: Likewise of each part of *own*.
+        parts: For each part of *own*, the times of this part alone.
     """
     if len(counts) < FEWEST_BLOCKS or sum(counts) < FEWEST_STEPS:
         return {}
     least_ns = least_lateness_ns(usual_ns, len(own))
-    # A part that takes less on all ranks cannot make one late by so much.
+    # A part that takes less on all ranks cannot make a rank late by so much.
     large = [rows for rows in parts if max(map(statistics.fmean, rows)) >= least_ns / 2]
     compared = _TESTS * len(own) * (1 + len(large))
     courses = [_windowed(rows, counts) for rows in (own, *large)]
@@ -116,7 +117,7 @@ def find_late(
             break
         flagged.append(at)
         others.remove(at)
-    # Those left are the peers of all late ones.
+    # The ranks that remain are the peers of all late ranks.
     stretches = {
         at: _stretch_of(at, others, [own, *large], courses, counts=counts, least_ns=least_ns, compared=compared)
         for at in flagged
@@ -129,7 +130,7 @@ def find_late(
 def _gross(
     own: Rows, course: _Windows, ranks: Sequence[int], least_ns: float, usual_ns: float
 ) -> dict[int, LateStretch]:
-    """Return the one of *ranks* that is grossly late for long at a time, if the others hardly ever are."""
+    """Return the one of *ranks* that is grossly late in long stretches, if the others hardly ever are, or nothing."""
     gross = course.grossly_late(ranks, usual_ns)
     if len(ranks) < 2 or not gross:  # noqa: PLR2004
         return {}
@@ -146,11 +147,11 @@ def _gross(
 
 def late_in_turn(own: Rows, counts: Sequence[float], usual_ns: float) -> tuple[dict[int, float], float]:
     """
-    Return the ranks that are grossly late in turn, and what that costs, in ns of a step on average over all steps.
+    Return the ranks that are grossly late in turn, and the cost of this, in ns per step on average over all steps.
 
-    They are given by their place in *own*, each with the share of the steps in which it is. Each is late for long at a
-    time, and all together in at least a quarter of the steps. Fewer than two such ranks give an empty result; see
-    `find_late` for the arguments.
+    The ranks are given by their index in *own*, each with the share of the steps in which it is grossly late. Each is
+    grossly late in long stretches, and these shares add up to at least a quarter. Fewer than two such ranks give an
+    empty result; see `find_late` for the arguments.
     """
     course = _windowed(own, counts)
     gross = course.grossly_late(range(len(own)), usual_ns)
@@ -164,7 +165,7 @@ def late_in_turn(own: Rows, counts: Sequence[float], usual_ns: float) -> tuple[d
 
 
 def _lasts(gross: Sequence[bool], steps: float) -> bool:
-    """Return whether the stretches of windows of *steps* in which a rank is grossly late are long, on average."""
+    """Return whether a rank is grossly late in long stretches, on average; a window has *steps* steps."""
     begun = sum(now and not before for before, now in itertools.pairwise([False, *gross]))
     return sum(gross) >= max(_GROSS_LASTS * len(gross), _GROSS_LASTS_STEPS / steps) * begun
 
@@ -179,7 +180,7 @@ def _stretch_of(
     least_ns: float,
     compared: int,
 ) -> LateStretch | None:
-    """Return since when rank *at* was late, and by how much; *times* and *courses* are all own time, then each part."""
+    """Return the late stretch of rank *at* or None; *times* and *courses* are of all own time, then of each part."""
     ranks = sorted([*peers, at])
     found = {
         place: episode
@@ -189,14 +190,14 @@ def _stretch_of(
     if not found:
         return None
     by_place = {place: latenesses(times[place], [at], peers)[at] for place in {0, *found}}
-    # That it is late is known; what stands out most from its own noise says best since when.
+    # The rank is late in each; the one that stands out most from its noise shows best since when.
     place = max(found, key=lambda one: _clarity(by_place[one][found[one].first : found[one].last + 1]))
     stretch = _refined(by_place[place], counts, found[place], least_ns)
     whole = by_place[0][stretch.first : stretch.last + 1]
     level_ns = max(LEAST_LATE_NS, statistics.fmean(whole))
     saved_ns = statistics.fmean(max(late, 0.0) - max(late - stretch.level_ns, 0.0) for late in whole)
     if 0 not in found and saved_ns < _LEAST_SAVED * stretch.level_ns:
-        return None  # it is shorter elsewhere by what it is longer here
+        return None  # other parts are shorter by as much as this one is longer
     return attrs.evolve(
         stretch,
         level_ns=level_ns,
@@ -207,7 +208,7 @@ def _stretch_of(
 
 
 def _clarity(lateness: Sequence[float]) -> float:
-    """Return by how many standard deviations the blocks are above zero."""
+    """Return the mean of *lateness* in standard deviations, with the longest twentieth limited."""
     pulled = _pulled_in(lateness)
     return statistics.fmean(pulled) / max(statistics.pstdev(pulled), 1e-9)
 
@@ -240,7 +241,7 @@ def latenesses(own: Rows, of: Sequence[int], peers: Sequence[int]) -> dict[int, 
         column = {at: own[at][block] for at in peers}
         middle = statistics.median(column.values())
         for at, lateness in result.items():
-            if at in column and len(column) <= _FEW_RANKS:  # among many, one value moves the median by next to nothing
+            if at in column and len(column) <= _FEW_RANKS:  # among many, one value hardly moves the median
                 lateness.append(own[at][block] - statistics.median([v for peer, v in column.items() if peer != at]))
             else:
                 lateness.append(own[at][block] - middle)
@@ -280,16 +281,16 @@ def _is_enough(first: int, last: int, bounds: Sequence[int], counts: Sequence[fl
 
 @attrs.frozen
 class Scores:
-    """The aligned ranks of values, and what shuffling the rows within each column makes of them."""
+    """The aligned ranks of values, with the mean and the variance of each column when its rows are shuffled."""
 
     rows: Rows
     means: Sequence[float]
     variances: Sequence[float]
     lasts: float
-    """The number of neighbours that are one event, by all rows: a stretch of one row says too little of it."""
+    """The number of neighbours that are one event, from all rows: a stretch of one row is too short to estimate it."""
 
     def lasts_beside(self, first: int, last: int, margin: int) -> float:
-        """Return the same; of few rows without the bounds of the stretch, as what begins there is in all of them."""
+        """Return `lasts`; for few rows without the bounds of the stretch, where a change of one row changes all."""
         if len(self.rows) > _FEW_RANKS:
             return self.lasts
         above = [[own - mean for own, mean in zip(row, self.means, strict=True)] for row in self.rows]
@@ -303,7 +304,7 @@ class Scores:
         return above / math.sqrt(spread) if spread > 0 else 0.0
 
     def chance(self, at: int, first: int, last: int, *, margin: int = 0) -> float:
-        """Return the probability of such a surplus by chance; neighbours that depend on each other are one event."""
+        """Return the probability of this surplus by chance; neighbours that depend on each other are one event."""
         above = [own - mean for own, mean in zip(self.rows[at], self.means, strict=True)]
         lasts = dependence(above[first:last], *_beside(above, first, last, margin))
         lasts = max(lasts, self.lasts_beside(first, last, margin))
@@ -312,15 +313,15 @@ class Scores:
 
 def aligned_scores(rows: Rows) -> Scores:
     """
-    Return the place of each value among all, after its column's median is taken away (Hodges and Lehmann 1962).
+    Return the position of each value in the order of all, after subtracting its column's median (Hodges, Lehmann 1962).
 
-    For two rows that is Wilcoxon's test of signed ranks, except for half a place.
+    For two rows this is Wilcoxon's signed-rank test, except for half a position.
     """
     columns = list(zip(*rows, strict=True))
     middles = [statistics.median(column) for column in columns]
     apart = [[value - middle for value, middle in zip(row, middles, strict=True)] for row in rows]
     ordered = sorted(itertools.chain.from_iterable(apart))
-    # Equal values share the mean of their places.
+    # Equal values share the mean of their positions.
     scores = [[(bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in row] for row in apart]
     by_column = list(zip(*scores, strict=True))
     means = list(map(statistics.fmean, by_column))
@@ -330,21 +331,21 @@ def aligned_scores(rows: Rows) -> Scores:
 
 @attrs.frozen(kw_only=True)
 class _Windows:
-    """The means of all ranks' steps in windows."""
+    """The mean step times of all ranks in long and short windows."""
 
     bounds: Sequence[int]
     """The bounds of the long windows, in blocks."""
     in_long: int
-    """Short windows in a long one."""
+    """The number of short windows in a long one."""
     long: Rows
     short: Rows
     steps: float
-    """In a short window, on average."""
+    """The mean number of steps in a short window."""
     stretches: Sequence[tuple[int, int]]
     """The stretches of long windows that are tested."""
 
     def grossly_late(self, ranks: Sequence[int], usual_ns: float) -> dict[int, list[bool]]:
-        """Return for each of *ranks* in which short windows it is grossly late; empty if there are too few windows."""
+        """Return for each of *ranks* whether it is grossly late in each short window; empty if there are too few."""
         if len(self.short[0]) < FEWEST_STEPS:
             return {}
         bound_ns = max(GROSS_NS, usual_ns / 2)
@@ -355,12 +356,12 @@ class _Windows:
         self, whole: _Windows, of: Sequence[int], ranks: Sequence[int], least_ns: float, compared: int
     ) -> dict[int, LateStretch]:
         """
-        Return the first late rank in *of*, the one that is late by most first; empty if none is.
+        Return the rank in *of* that is late by most; empty if none is late.
 
         Args:
-            whole: The windows of all own time: if these windows are of a part of it, the rank must arrive later, too.
-            of: The ranks to look at.
-            ranks: They and their peers.
+            whole: The windows of all own time: a rank that is longer in one part must be late in these, too.
+            of: The ranks to test.
+            ranks: The ranks to test and their peers.
             least_ns: The least lateness that matters.
             compared: The number of comparisons, by which each probability is multiplied.
         """
@@ -393,17 +394,17 @@ class _Windows:
         compared: int,
     ) -> LateStretch | None:
         """
-        Return the stretch in which rank *at* was late that chance explains least; None if chance may explain each.
+        Return the stretch of lateness of rank *at* that chance explains least; None if chance may explain each.
 
-        The whole course of steps has half of the allowance, all shorter stretches together the other half.
+        The whole course of steps gets half of the allowance; all shorter stretches share the other half.
         """
         lateness, by_whole = latenesses
         rest = [peer for peer in ranks if peer != at]
-        # Noise is skewed: the mean of each rank is above its peers' median, but above their mean none is.
+        # Noise is skewed, so the mean of each rank is above its peers' median, but not above their mean.
         above = _above_mean(self.long, at, rest)
         short = _above_mean(self.short, at, rest)
         row, best, least = ranks.index(at), None, math.inf
-        # The bounds of few windows are those that were measured: between them nothing begins.
+        # If there are fewer windows, each is one block, and lateness is taken to begin at a bound, not within it.
         margin = 1 if len(lateness) == _LONG_WINDOWS else 0
         for first, last in self.stretches:
             level_ns = statistics.fmean(lateness[first:last])
@@ -414,7 +415,7 @@ class _Windows:
             lasts = max(dependence(inside, *sides), scores.lasts_beside(low, high, margin * self.in_long))
             chance = min(
                 student(inside, [*itertools.chain(*sides)], lasts),
-                # Each long window has as many regular pauses.
+                # Regular pauses are equally many in each long window.
                 student(
                     above[first:last],
                     [*itertools.chain(*_beside(above, first, last, margin))],
@@ -434,10 +435,10 @@ class _Windows:
 
 def dependence(*stretches: Sequence[float]) -> float:
     """
-    Return how many neighbours are one event, from 1 on: what lasts for many steps, such as another process, is one.
+    Return the number of neighbours that are one event, at least 1; another process that runs for many steps is one.
 
-    That is the sum of the correlations of an autoregression of the first order, each stretch about its own mean; the
-    correlation is taken by one standard error larger than it was found (Bartlett 1946), as few values estimate it.
+    It is the sum of the correlations of a first-order autoregression, with each stretch about its own mean. The
+    correlation is increased by one standard error (Bartlett 1946), because it is estimated from few values.
     """
     apart = [_centred(part) for part in stretches if part]
     squares = math.fsum(value**2 for part in apart for value in part)
@@ -460,7 +461,7 @@ def student(inside: Sequence[float], outside: Sequence[float], dependent: float 
     """
     Return the probability that the mean of *inside* is so far above zero by chance.
 
-    The noise is that of both stretches, each about its own mean; *dependent* neighbours are one event.
+    The noise is estimated from both stretches, each about its own mean; *dependent* neighbours are one event.
     """
     dependent = max(1.0, dependent)
     freedom = math.floor(sum(max(0.0, len(part) / dependent - 1) for part in (inside, outside)))
@@ -492,7 +493,7 @@ def _beyond(t: float, freedom: int) -> float:
 
 
 def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateStretch, least_ns: float) -> LateStretch:
-    """Return the blocks that say most that the rank was late, if these are about the *stretch*."""
+    """Return *stretch* with refined bounds and level; if the new bounds cover less than half of it, keep the old."""
     pulled = _pulled_in(lateness)
     level_ns = max(least_ns, stretch.level_ns)
     first, last = stretch.first, stretch.last
@@ -501,11 +502,11 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
         level_ns = max(least_ns, statistics.fmean(pulled[first : last + 1]))
     earliest, latest, ended = _left_open(_pulls(lateness, level_ns), first, last)
     if ended == len(lateness) - 1:
-        last = ended  # noise leaves open whether it is over
+        last = ended  # noise does not show whether the lateness is over
     shared = min(last, stretch.last) - max(first, stretch.first) + 1
     if 2 * shared < stretch.last - stretch.first + 1:
         first, last = stretch.first, stretch.last
-        window = -(-len(lateness) // _LONG_WINDOWS)  # its bounds are those of long windows
+        window = -(-len(lateness) // _LONG_WINDOWS)  # the bounds are those of long windows
         earliest, latest = max(0, first - window), min(first + window, last)
     if sum(counts[:first]) <= max(2, sum(counts) // 50):
         first = 0  # the first steps are unlike all others
@@ -517,15 +518,15 @@ def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateSt
 
 def _pulls(lateness: Sequence[float], level_ns: float) -> list[float]:
     """
-    Return how far each block is above half of the level, by one level at most in both directions (Huber 1964).
+    Return each block's lateness above half of *level_ns*, limited to one level in both directions (Huber 1964).
 
-    A sum of the values themselves would be that of the few longest blocks, which say nothing of when lateness began.
+    Without the limit, a sum would depend on the few longest blocks, which do not show when lateness began.
     """
     return [min(max(late - level_ns / 2, -level_ns), level_ns) for late in lateness]
 
 
 def _best_stretch(values: Sequence[float]) -> tuple[int, int]:
-    """Return the first and the last place of the stretch whose sum is largest (Kadane)."""
+    """Return the first and the last index of the stretch whose sum is largest (Kadane)."""
     best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
     for at, value in enumerate(values):
         if total < 0:
@@ -540,8 +541,8 @@ def _left_open(pulls: Sequence[float], first: int, last: int) -> tuple[int, int,
     """
     Return the first and the last block in which the stretch may have begun, and the last one in which it may end.
 
-    Those are the blocks that make it less likely than from *first* to *last* by a factor of e⁴ at most, if the noise is
-    normal and neighbours depend on each other as they do here.
+    With any of these bounds, the stretch is less likely than from *first* to *last* by a factor of e⁴ at most, if the
+    noise is normal and neighbours depend on each other as they do in *pulls*.
     """
     before, inside, after = pulls[:first], pulls[first : last + 1], pulls[last + 1 :]
     outside = [*before, *after]
@@ -553,7 +554,7 @@ def _left_open(pulls: Sequence[float], first: int, last: int) -> tuple[int, int,
     least = -_UNLIKELY * variance / rise if rise > 0 else -math.inf
 
     def reach(values: Sequence[float]) -> int:
-        """Return the largest number of *values* whose sum is not too small."""
+        """Return the largest number of leading *values* whose sum is at least *least*."""
         sums = itertools.accumulate(values)
         return max((count for count, total in enumerate(sums, 1) if total >= least), default=0)
 
