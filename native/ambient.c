@@ -1,24 +1,24 @@
 /*
- * What surrounds the running code: the innermost open span and the step, as trackside.events.ambient has them.
+ * The surroundings of the running code: the innermost open span and the step, as in trackside.events.ambient.
  *
- * Python keeps both in a context variable, and setting one makes six objects. The parts of a step, which open and close
- * several times in each, are kept beside it instead, where no code can run in between that copies the context: in the
- * context that the thread was given by the interpreter ("home"; asyncio and Context.run enter others).
+ * Python keeps both in a context variable, and setting one makes six objects. The parts of a step open and close
+ * several times in each step. So, in the context that the interpreter gave the thread ("home"), they are kept beside
+ * the variable. asyncio and Context.run enter other contexts.
  *
- *   top      surrounds what runs at home
- *   stored   what the variable has at home: the same, or what surrounds the parts that are open, or the step that was left
+ *   top      the surroundings of the code that runs at home
+ *   stored   the variable's value at home: the same, or the surroundings of the open parts, or the step that was left
  *
- * An iteration is stored when it is entered; its end is stored only when something is entered next, nearly always
- * another iteration.
+ * An iteration is stored when it is entered. The end of a training iteration is not stored by itself: the next value
+ * that is stored, nearly always another iteration, replaces it.
  *
- * A context that was copied at home while a part was open, or after a step, has what is stored. If such a copy runs in
- * the same thread, like the tasks of asyncio.run, it stands for the top; in another thread, or after another span was
- * entered, it does not.
+ * A context that was copied at home while a part was open, or after a step, has the stored value. If such a copy runs
+ * in the same thread, as those of the tasks of asyncio.run do, the stored value stands for the top. In another thread,
+ * or after another value was stored, it does not.
  */
 
 #include "core.h"
 
-/* One of each for the process. Home is None where the module was imported in a context that had been entered. */
+/* One of each for the process. Home is None if the module was imported in a context that had been entered. */
 static PyObject *variable, *nowhere, *outside, *stored;
 PyObject *ts_home, *ts_top;
 static unsigned long home_thread;
@@ -43,8 +43,9 @@ ts_surroundings(void)
 }
 
 /*
- * Have nothing collected between the two; the first returns what the second is given. Until Python 3.12 allocating may run
- * finalizers, and where one sets a variable while one is being set, CPython reads what it has freed (its issue 148891).
+ * Prevent garbage collections between the calls of these two functions; the first returns the argument of the second.
+ * Before Python 3.12 allocating may run finalizers. If one sets a variable while one is being set, CPython reads memory
+ * that it has freed (its issue 148891).
  */
 static inline int
 stop_collecting(void)
@@ -84,7 +85,9 @@ store(PyObject *around)
     if (!ts_is_at_home()) {
         return set_variable(around);
     }
-    /* Only a copy of home may have home's value, so a context with the variable's default is none. */
+    /*
+     * Only home and its copies may have this value, but every context has the variable's default: store an equal pair.
+     */
     PyObject *kept = around == nowhere ? outside : around;
     PyObject *token = set_variable(kept);
     if (token != NULL) {
@@ -137,7 +140,7 @@ PyDoc_STRVAR(set_doc, "surround(around, /)\n--\n\nHave *around* surround what ru
 static PyObject *
 surround(PyObject *Py_UNUSED(module), PyObject *around)
 {
-    /* The token is to lead back to what surrounds the code now. */
+    /* Store the present surroundings, to which the token is to lead back. */
     if (ts_is_at_home() && stored != ts_top && ts_surround(ts_top) < 0) {
         return NULL;
     }
@@ -184,7 +187,7 @@ keep_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Py_DECREF(token);
-    /* A context can be entered once at a time: one that somebody runs code in is not the thread's own. */
+    /* A context can be entered only once at a time: if it cannot be entered now, it is not the thread's own. */
     PyObject *context = PyThreadState_Get()->context;
     int is_own = PyContext_Enter(context) == 0 && PyContext_Exit(context) == 0;
     PyErr_Clear();

@@ -3,8 +3,8 @@ Compile the C sources beside this file into ``trackside._native``.
 
     python3 native/build.py [DIRECTORY]
 
-The result belongs to the interpreter that runs this script and lies in DIRECTORY, the package's own unless given. One
-that was made of the same sources is left as it is. Without a compiler, trackside runs in pure Python.
+The result is for the interpreter that runs this script, and is written to DIRECTORY, by default that of the package. A
+result that was built from the same sources is left as it is. Without a compiler, trackside runs in pure Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = (
 
 
 def main() -> None:
-    """Build where the command line says; say so in one line if that cannot be."""
+    """Build into the directory that the command line names; print one line if that is not possible."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else PACKAGE
     try:
         build(directory)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 class NotBuiltError(Exception):
-    """There will be no compiled core; the message says why."""
+    """The compiled core cannot be built; the message says why."""
 
 
 def fingerprint() -> str:
@@ -52,7 +52,7 @@ def fingerprint() -> str:
 
 def build(directory: Path) -> Path:
     """
-    Compile the sources into *directory*, unless they were already.
+    Compile the sources into *directory*, unless it has a core that was built from them.
 
     Raises:
         NotBuiltError: if there is no compiler, or it fails.
@@ -65,7 +65,7 @@ def build(directory: Path) -> Path:
     digest = fingerprint()
     if target.exists() and f"trackside-sources:{digest}".encode() in target.read_bytes():
         return target
-    # In its place at once: another process may be importing it, or building it too.
+    # The file is put in its place in one step: another process may be importing it, or building it too.
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         partial = Path(scratch, target.name)
         compile_sources(partial, digest)

@@ -1,11 +1,11 @@
 /*
- * Bus.log and Bus.wants, where the route of a class is known and all its steps are plain.
+ * Bus.log and Bus.wants, for classes whose route is known and has only plain steps.
  *
- * A step leads to a plain callable, by way of a Lane, or to the queue, by way of an Admission; both count the arrival. An
- * exception, whatever raised it, is left to Bus._recover, which delivers the event to the rest of the route.
+ * A step leads to a plain callable through a Lane, or to the queue through an Admission; both count the arrival. Every
+ * exception is left to Bus._recover, which delivers the event to the rest of the route.
  *
- * How deep handlers log is seen from Python's frames, of which a call here has none. So a thread is in one call here at
- * most: what is logged inside its handlers is left to Python.
+ * Python's frames show how deep handlers log, and a call here has no frame. So a thread is in at most one call here:
+ * the events that its handlers log are left to Python.
  */
 
 #include "core.h"
@@ -16,7 +16,7 @@ enum { ARRIVED, FINISHED, CEILING, SUPPRESSED, LANE_SLOTS };
 static const char *const lane_slots[] = {"arrived", "finished", "ceiling", "suppressed"};
 static const char *const count_slots[] = {"_counter"};
 
-/* All set once, and kept for ever: the module trackside.bus._bus is too. */
+/* All are set once and kept for ever, like the module trackside.bus._bus. */
 Py_ssize_t ts_of_bus[BUS_SLOTS], ts_of_admission[ADMISSION_SLOTS];
 PyTypeObject *ts_admission_type;
 static Py_ssize_t of_lane[LANE_SLOTS], of_counter;
@@ -34,7 +34,7 @@ ts_counter_of(PyObject *count)
     return count != NULL && Py_IS_TYPE(count, count_type) ? *ts_slot(count, of_counter) : NULL;
 }
 
-/* Raise COUNT, a ThreadSafeCount, by one, and return how many there were before; -1, with an exception, if it is none. */
+/* Increment COUNT and return its value before; or -1 with an exception if it is not a ThreadSafeCount. */
 static inline long long
 add_one(PyObject *count)
 {
@@ -46,12 +46,14 @@ add_one(PyObject *count)
     return before;
 }
 
-/* Return the route of CLS in BUS, borrowed, if it is known and all its steps are plain; else NULL, without an exception. */
+/*
+ * Return the route of CLS in BUS, borrowed, if it is known and has only plain steps; else NULL, without an exception.
+ */
 static PyObject *
 plain_route(PyObject *bus, PyTypeObject *cls)
 {
     PyObject *table = BUS(bus, BUS_ROUTES);
-    /* Classes are compared by identity, so that nothing is called, unless a metaclass has a hash of its own. */
+    /* Classes are compared by identity, so nothing is called, unless a metaclass has a hash of its own. */
     if (table == NULL || !PyDict_CheckExact(table) || Py_TYPE(cls)->tp_hash != PyType_Type.tp_hash) {
         return NULL;
     }
@@ -74,7 +76,10 @@ plain_route(PyObject *bus, PyTypeObject *cls)
     return route;
 }
 
-/* Queue EVENT as Admission.admit does, if there is room and it holds nothing that its owner could change: None, or NULL. */
+/*
+ * Queue EVENT as Admission.admit does: None, or NULL with an exception. If the queue is full, or the owner of EVENT
+ * could change something in it, call CALL, which is Python's function for this.
+ */
 static PyObject *
 admit(PyObject *call, PyObject *admission, PyObject *event)
 {
@@ -93,7 +98,10 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
     return PyObject_CallOneArg(call, event);
 }
 
-/* Return whether handlers log too deep, if LANE, with BEFORE earlier arrivals, suggests it; -1 with an exception. */
+/*
+ * Return whether handlers log too deep, or -1 with an exception. Python is asked only if BEFORE, the number of earlier
+ * arrivals, is above the ceiling of LANE.
+ */
 static int
 is_deep(PyObject *lane, long long before)
 {
@@ -123,8 +131,8 @@ finish(PyObject *lane)
 }
 
 /*
- * Deliver EVENT by STEP. 0; or -1 with an exception, and in *HAS_BEGUN whether the delivery is still to be counted as one
- * that ended.
+ * Deliver EVENT by STEP: 0, or -1 with an exception. Then *HAS_BEGUN is whether the delivery is still to be counted as
+ * finished.
  */
 static int
 deliver(PyObject *step, PyObject *event, int *has_begun)
@@ -150,7 +158,7 @@ deliver(PyObject *step, PyObject *event, int *has_begun)
     return finish(target);
 }
 
-/* Raise ERROR, a reference that is given up, with the traceback that it has. */
+/* Raise ERROR with its own traceback. Steals the reference to ERROR. */
 static void
 raise_again(PyObject *error)
 {
@@ -161,7 +169,7 @@ raise_again(PyObject *error)
 #endif
 }
 
-/* Have Bus._recover account for the delivery that ended in an exception: 0, or -1 with the one to raise. */
+/* Have Bus._recover account for the delivery that ended in an exception: 0, or -1 with the exception to raise. */
 static int
 recover(PyObject *bus, PyObject *route, PyObject *target, int has_begun, PyObject *event)
 {
@@ -179,7 +187,9 @@ recover(PyObject *bus, PyObject *route, PyObject *target, int has_begun, PyObjec
     return -1;
 }
 
-/* Return whether the stack has room for all that _recover may call: if it is nearly full, Python counts differently. */
+/*
+ * Return whether the stack has room for all that _recover may call. If it is nearly full, Python counts in another way.
+ */
 static inline int
 has_room(void)
 {

@@ -1,7 +1,7 @@
 /*
- * A count that C code raises without making a number, and whose numbers are reused: itertools.count for the ids of
- * spans, and for trackside.core.ThreadSafeCount, which the bus counts the events of each type with. It holds 2⁶³ - 1 at
- * most, which no process reaches.
+ * A count that C code increments without making a number, and whose numbers are reused. It replaces itertools.count for
+ * the ids of spans, and in trackside.core.ThreadSafeCount, with which the bus counts the events of each type. It holds
+ * 2⁶³ - 1 at most, which no process reaches.
  */
 
 #include "core.h"

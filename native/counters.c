@@ -1,14 +1,14 @@
 /*
  * Recording the samples of counters, stats and gauges.
  *
- * A Recorder is the base of trackside.counters.Instrument. Samples wait for a fold in one of two places: plain ones,
- * finite floats or whole numbers that a float holds exactly, in a C array of one kind; all others in the list that the
- * Python methods use. Never in both: before a sample is left to Python, the array's are moved to the list. So the
- * order of the samples, and the chunks of 1,024 in which they are folded, are those of pure Python, and so are the
- * sums to the last bit.
+ * A Recorder is the base of trackside.counters.Instrument. Samples wait for a fold in one of two places. Plain samples,
+ * which are finite floats or whole numbers that a float holds exactly, wait in a C array of one kind. All others wait
+ * in the list that the Python methods use. The two are never used at once: before a sample is left to Python, the
+ * samples of the array are moved to the list. So the order of the samples, and the chunks of 1,024 in which they are
+ * folded, are those of pure Python, and the sums are the same to the last bit.
  *
- * If only the figures of a full array are needed, it is replaced by them at once; Python folds sixteen such chunks at a
- * time. This is not done during a fold, which may need the samples.
+ * If only the figures of a full array are needed, they replace it at once; Python folds sixteen such chunks at a time.
+ * This is not done during a fold, which may need the samples.
  */
 
 #include "core.h"
@@ -48,8 +48,8 @@ enum { COUNTER, STAT, GAUGE, KINDS_OF_INSTRUMENTS };
 
 /*
  * The recording method of each kind of instrument: a method descriptor, like those of C types, because the interpreter
- * calls only these without a detour through their class. Its function gets the object alone, so everything else that a
- * call needs is here. All set once, and kept for ever.
+ * calls only these directly. Its function gets the object and the arguments alone, so everything else that a call needs
+ * is here. All are set once and kept for ever.
  */
 static struct {
     PyTypeObject *owner;
@@ -61,8 +61,8 @@ static PyTypeObject *recorder_type;
 static PyObject *make_room_name;
 
 /*
- * Add up as the interpreter's own sum() does, so that both implementations give the same figure: from 3.12 on with the
- * compensation of Neumaier (1974), before without.
+ * Add up as the interpreter's own sum() does, so that both implementations give the same figure: from Python 3.12 on
+ * with the compensation of Neumaier (1974), in older versions without it.
  */
 static double
 sum_of(const Sample *samples, int count)
@@ -84,7 +84,7 @@ sum_of(const Sample *samples, int count)
 #endif
 }
 
-/* Find the figures of SAMPLES, at least one: 1, or 0 if the sum is not finite. */
+/* Write the figures of the SAMPLES, at least one, to FIGURES: 1, or 0 if the sum is not finite. */
 static int
 summarize(const Sample *samples, int count, Kind kind, Figures *figures)
 {
@@ -124,7 +124,7 @@ as_tuple(const Figures *figures)
                                    : Py_BuildValue("(iLddd)", figures->count, figures->sum.whole, least, most, last);
 }
 
-/* Make a chunk of the array's samples, all FOLD_AT: 0 if Python has to fold. */
+/* Make a chunk of the array's FOLD_AT samples: 1, or 0 if Python has to fold. */
 static int
 make_chunk(Recorder *self)
 {
@@ -144,7 +144,7 @@ as_object(const Recorder *self, int place)
     return self->kind == FLOATS ? PyFloat_FromDouble(sample.real) : PyLong_FromLongLong(sample.whole);
 }
 
-/* Return the array's samples as a list. Floats and ints are no objects that the garbage collector visits. */
+/* Return the array's samples as a list. Making floats and ints does not run the garbage collector. */
 static PyObject *
 as_list(const Recorder *self)
 {
@@ -152,7 +152,7 @@ as_list(const Recorder *self)
     if (objects == NULL) {
         return NULL;
     }
-    /* PyList_New may have collected garbage, and a finalizer may have recorded or folded. */
+    /* PyList_New may have run a finalizer, which recorded or folded. */
     if (PyList_GET_SIZE(objects) != self->count) {
         Py_DECREF(objects);
         return as_list(self);
@@ -168,7 +168,7 @@ as_list(const Recorder *self)
     return objects;
 }
 
-/* Move the array's samples to the end of the list, which is empty unless a sample came to it meanwhile. */
+/* Move the array's samples to the end of the list, which is empty unless code that ran meanwhile added a sample. */
 static int
 spill(Recorder *self)
 {
@@ -184,7 +184,7 @@ spill(Recorder *self)
     if (done == 0) {
         self->count = 0;
     }
-    Py_DECREF(objects); /* the list has its elements, so nothing is freed but the list itself */
+    Py_DECREF(objects); /* the list holds the elements, so only this list itself is freed */
     return done;
 }
 
@@ -211,13 +211,13 @@ record_in_python(int which, PyObject *self, PyObject *const *args, Py_ssize_t co
     return result;
 }
 
-/* Record what record() does not. */
+/* Record a sample that is not the usual one of record(). */
 static __attribute__((noinline)) PyObject *
 record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     int only_grows = which == COUNTER;
     Recorder *self = (Recorder *)object;
-    /* A strict bus has a list of its own class, which checks what it is given. */
+    /* A strict bus has a list of its own class, which checks each sample. */
     if (Py_TYPE(object) != methods[which].owner || self->list == NULL || !PyList_CheckExact(self->list)) {
         return record_in_python(which, object, args, count, keywords);
     }
@@ -272,7 +272,7 @@ record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count,
     self->samples[self->count++] = sample;
     Py_RETURN_NONE;
 
-keep: /* like Python with a sample for which room was made */
+keep: /* as Python does with a sample for which it has made room */
     if (spill(self) < 0 || PyList_Append(self->list, args[0]) < 0) {
         return NULL;
     }
@@ -331,7 +331,7 @@ recorder_take(Recorder *self, PyObject *as_a_list)
     if (wants_list < 0) {
         return NULL;
     }
-    /* Copied, because what is allocated below may record or fold. */
+    /* Copied, because the allocations below may run code that records or folds. */
     memcpy(chunks, self->chunks, chunk_count * sizeof(Figures));
     if (count > 0) {
         memcpy(samples, self->samples, count * sizeof(Sample));

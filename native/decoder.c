@@ -3,15 +3,15 @@
  *
  * Everything here works on bytes of other processes. One rule keeps it small: only the plain case is handled here.
  * Bytes that are malformed, beyond a limit or of a kind that is seldom written (msgpack's extensions) make
- * decode_rows() return None, and the decoder in Python (trackside.wire) decodes the whole frame and says what is wrong.
- * A row whose values are well-formed and not of the declared types is returned as a list, for the decoder in Python
- * to make an event of. So each error and each conversion exists once.
+ * decode_rows() return None. Then the decoder in Python (trackside.wire) decodes the whole frame and reports what is
+ * wrong. A row whose values are well-formed but not of the declared types is returned as a list, from which the decoder
+ * in Python makes an event. So each error and each conversion exists once.
  *
  * Ownership: a RowLayout owns its class and its constants and never changes. A call of decode_rows() owns all else, on
- * its stack or in what it returns. There is no other state, so threads have nothing to share.
+ * its stack or in its result. There is no other state, so threads share nothing.
  *
- * Bounds: the bytes are read through a Cursor alone, which knows their end. Recursion ends at MAX_DEPTH. What a list
- * or a map claims to hold is compared with the bytes that are left before anything is allocated for it.
+ * Bounds: the bytes are read only through a Cursor, which knows their end. Recursion ends at MAX_DEPTH. The length that
+ * a list or a map claims is compared with the bytes that are left before anything is allocated for it.
  */
 
 #include "core.h"
@@ -27,7 +27,7 @@
 #define MAX_MAP_LENGTH (1 << 10)
 #define MAX_DEPTH 32
 
-/* Kinds of values; a place in a row admits a set of them. */
+/* Kinds of values; each column of a row admits a set of them. */
 enum {
     NIL = 1,
     BOOLEAN = 2,
@@ -40,8 +40,10 @@ enum {
     ANYTHING = 255,
 };
 
-/* The kinds that a value may have, and those of the elements of lists and maps in its place. Deeper down any kind is
-   admitted. */
+/*
+ * The kinds that a value may have, and those that its elements may have if it is a list or a map. Deeper down, all
+ * kinds are admitted.
+ */
 typedef struct {
     unsigned char value;
     unsigned char elements;
@@ -50,7 +52,10 @@ typedef struct {
 
 /* --- layouts ------------------------------------------------------------------------------------------------- */
 
-/* A place of a row: what it admits, and the slot of the event that it is stored in; 0 if the event has none. */
+/*
+ * A column of a row: the kinds that it admits, and the offset of the slot that stores it; 0 if the event has no such
+ * slot.
+ */
 typedef struct {
     Py_ssize_t slot;
     Admitted admitted;
@@ -67,11 +72,11 @@ typedef struct {
     PyTypeObject *cls; /* NULL: all rows are returned as lists */
     Py_ssize_t source_slot, seq_slot;
     Py_ssize_t column_count, constant_count;
-    Column *columns; /* those after type and number */
+    Column *columns; /* of the values after type and number */
     Constant *constants;
 } RowLayout;
 
-/* Return the offset at which objects of a class keep the attribute; 0 with a TypeError if that is no ordinary slot. */
+/* Return the offset of the slot of CLS called NAME; 0 with an exception if there is no such ordinary slot. */
 static Py_ssize_t
 slot_of(PyTypeObject *cls, PyObject *name)
 {
@@ -118,7 +123,7 @@ layout_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Fill in the parts of a layout that has a class; 0, or -1 with an exception set. */
+/* Fill in the parts of a layout that has a class: 0, or -1 with an exception set. */
 static int
 layout_fill(RowLayout *layout, PyTypeObject *cls, PyObject *columns, PyObject *constants, PyObject *stamps)
 {
@@ -173,7 +178,7 @@ layout_fill(RowLayout *layout, PyTypeObject *cls, PyObject *columns, PyObject *c
         layout->constant_count = i + 1;
     }
     Py_INCREF(cls);
-    layout->cls = cls; /* last: a layout that has one is complete */
+    layout->cls = cls; /* last: a layout that has a class is complete */
     return 0;
 }
 
@@ -223,10 +228,10 @@ static PyType_Spec layout_spec = {
 
 /* --- reading ------------------------------------------------------------------------------------------------- */
 
-/* The reason why a read function returned nothing. */
+/* The reason why a read function returned NULL. */
 typedef enum {
-    REFUSED, /* the bytes are for the decoder in Python */
-    WRONG_TYPE,  /* the value is well-formed so far, and of a kind that its place does not admit */
+    REFUSED, /* the decoder in Python has to decode the frame */
+    WRONG_TYPE,  /* the value is well-formed so far, but of a kind that is not admitted here */
     RAISED,  /* an exception is set */
 } Failure;
 
@@ -253,7 +258,7 @@ fail(Cursor *cursor, Failure failure)
     return NULL;
 }
 
-/* Record that an object could not be made, which is no fault of the bytes. */
+/* Return OBJECT. If it could not be made, record that an exception is set: this is no fault of the bytes. */
 static PyObject *
 made(Cursor *cursor, PyObject *object)
 {
@@ -280,7 +285,7 @@ typedef struct {
     uint64_t bits;
 } Head;
 
-/* Read the head of the next value; 0, or -1 if the bytes end before that does. */
+/* Read the head of the next value: 0, or -1 if the bytes end within it. */
 static inline int
 read_head(Cursor *cursor, Head *head)
 {
@@ -436,7 +441,7 @@ read_map(Cursor *cursor, uint64_t length, int entries, int depth)
     return map;
 }
 
-/* Read the next value, which is nested DEPTH deep; NULL, with the reason in cursor->failure. */
+/* Return the next value, which is nested DEPTH deep; or NULL, with the reason in cursor->failure. */
 static PyObject *
 read_value(Cursor *cursor, Admitted admitted, int depth)
 {
@@ -475,7 +480,7 @@ read_value(Cursor *cursor, Admitted admitted, int depth)
     }
 }
 
-/* Read a whole number from 0 to 2**63 - 1; -1 if the next value is anything else. */
+/* Read a whole number from 0 to 2**63 - 1; the result is negative if the next value is anything else. */
 static int64_t
 read_count(Cursor *cursor)
 {
@@ -502,10 +507,10 @@ read_length(Cursor *cursor)
 static inline void
 store(PyObject *event, Py_ssize_t slot, PyObject *value)
 {
-    *(PyObject **)((char *)event + slot) = value; /* which is NULL before: each slot is stored once */
+    *(PyObject **)((char *)event + slot) = value; /* the slot was NULL: each is stored once */
 }
 
-/* Make an event of the values after type and number; NULL, with the reason in cursor->failure. */
+/* Return an event of the values after type and number; or NULL, with the reason in cursor->failure. */
 static PyObject *
 read_event(Cursor *cursor, const RowLayout *layout, PyObject *source, int64_t seq)
 {
@@ -542,25 +547,27 @@ read_event(Cursor *cursor, const RowLayout *layout, PyObject *source, int64_t se
     Py_INCREF(source);
     store(event, layout->source_slot, source);
     if (!holds_tracked) {
-        /* Like CPython for tuples and dicts of scalars: no cycle leads through the event, and to look for one in each
-           event that a program reads would take as long as decoding it. */
+        /*
+         * As CPython does with tuples and dicts of scalars: no reference cycle leads through the event, and looking for
+         * one in each event that a program reads would take as long as decoding it.
+         */
         PyObject_GC_UnTrack(event);
     }
     return event;
 }
 
-/* Read the row at the cursor as a list, and put it among the rest; NULL, with the reason in cursor->failure. */
+/* Return the row at the cursor as a list, which is also added to REST; or NULL, with the reason in cursor->failure. */
 static PyObject *
 read_rest(Cursor *cursor, PyObject *rest, PyObject *number)
 {
-    PyObject *row = read_nested(cursor, LIST, -1); /* the row itself is no nesting */
+    PyObject *row = read_nested(cursor, LIST, -1); /* the row itself does not count as nesting */
     if (row == NULL) {
         return NULL;
     }
     PyObject *rows = PyDict_GetItemWithError(rest, number);
     if (rows == NULL && !PyErr_Occurred() && (rows = PyList_New(0)) != NULL) {
         int is_kept = PyDict_SetItem(rest, number, rows);
-        Py_DECREF(rows); /* now the table's */
+        Py_DECREF(rows); /* the dict holds it now */
         if (is_kept < 0) {
             rows = NULL;
         }
@@ -572,7 +579,7 @@ read_rest(Cursor *cursor, PyObject *rest, PyObject *number)
     return row;
 }
 
-/* Read a row: an event, or a list among the rest; NULL, with the reason in cursor->failure. */
+/* Return the next row: an event, or a list that is also in REST; or NULL, with the reason in cursor->failure. */
 static PyObject *
 read_row(Cursor *cursor, PyObject *layouts, PyObject *rest, PyObject *source, int64_t first, int64_t *next,
          int64_t last)
@@ -681,7 +688,10 @@ rows_offset(PyObject *Py_UNUSED(module), PyObject *data)
     if (read_length(&cursor) != 7) {
         return PyLong_FromLong(-1);
     }
-    /* Without recursion: the number of values left, of six and of those within them. Each takes a byte at least. */
+    /*
+     * Without recursion: `values` is the number of values that are left of the six, and of those within them. Each
+     * takes at least one byte.
+     */
     uint64_t values = 6;
     while (values) {
         Head head;

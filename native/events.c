@@ -1,13 +1,14 @@
 /*
- * Building events: what attrs's initializer does for a declared class, without running it.
+ * Building events of declared classes, as attrs's initializer does, without running it.
  *
- * A class is called through its tp_vectorcall, which a class of Python's does not have and its subclasses do not
- * inherit: ours is set on each declared class, and attrs's __init__ stays where it is, for everybody who looks at the
- * class or calls it by name. Other arguments than those of the plain case, and classes that were changed since, go
- * through it.
+ * A class is called through its tp_vectorcall. A class that is written in Python has none, and subclasses do not
+ * inherit it. Ours is set on each declared class; attrs's __init__ stays in the class, for all who look it up or call
+ * it by name. Calls with arguments that are not those of the plain case, and calls of classes that were changed since,
+ * go through __init__.
  *
- * What is known of a class is its plan. Plans lie in a table beside the classes, because whatever lies in a class is
- * seen by those who copy classes, as cloudpickle does. A class is not kept alive by its plan: a weak reference ends it.
+ * The plan of a class holds what is known of the class. Plans are in a table beside the classes, because those who copy
+ * a class, as cloudpickle does, see all that is in it. A plan does not keep its class alive: a weak reference removes
+ * the plan when the class is gone.
  */
 
 #include "core.h"
@@ -23,13 +24,13 @@ typedef struct {
     PyObject *name;    /* interned */
     Py_ssize_t offset; /* of the slot */
     int kind;
-    PyObject *value;   /* the default, or what makes it; NULL if required */
+    PyObject *value;   /* the default or its factory; of no meaning if required */
 } Field;
 
 typedef struct {
     PyObject *weak;
-    unsigned int version; /* of the class when it was last looked at; 0 if it had none */
-    const void *init;     /* borrowed, only ever compared: owned, they would keep the class */
+    unsigned int version; /* of the class at the last check; 0 if it had none */
+    const void *init;     /* borrowed, and only compared: owned, they would keep the class alive */
     const void *post_init;
     int post_init_kind;
     Py_ssize_t count;
@@ -37,7 +38,7 @@ typedef struct {
 } Plan;
 
 typedef struct {
-    PyTypeObject *type; /* borrowed; stays when the class is gone, for the next one at its address */
+    PyTypeObject *type; /* borrowed; stays when the class is gone, for the next class at its address */
     Plan *plan;         /* NULL when the class is gone */
 } Entry;
 
@@ -45,8 +46,8 @@ static Entry *table;
 static size_t table_size, table_used;
 
 static PyObject *from_ambient, *zero, *init_name, *post_init_name;
-static PyObject *monotonic, *offset_ns; /* what reads the clock, and what is added */
-static long long offset;                /* the same as a number */
+static PyObject *monotonic, *offset_ns; /* the function that reads the clock, and the int that is added */
+static long long offset;                /* offset_ns as a number */
 static int reads_real_clock;
 
 /* --- the table --------------------------------------------------------------------------------------------------- */
@@ -211,7 +212,7 @@ ts_read_monotonic(long long *now)
     return read_monotonic(now);
 }
 
-/* Read the time of events into NOW: 0 if it is not the system's clock that it is read from. */
+/* Read the time of events into NOW: 1, or 0 if they do not use the system's clock. */
 static inline int
 read_clock(long long *now)
 {
@@ -223,18 +224,20 @@ read_clock(long long *now)
 }
 
 /*
- * Owned numbers without other references, by their number of digits, which become the next times, durations and ids.
- * Only its holder sees a number with a single reference, so it may be changed. To allocate and free four of them for
- * each span took a twelfth of a step.
+ * Owned numbers without other references, grouped by their number of digits, which become the next times, durations and
+ * ids. A number with a single reference is seen by its holder alone, so it may be changed. Allocating and freeing four
+ * of them for each span took a twelfth of a step.
  */
 enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
-enum { LARGEST_SHARED = 1024 }; /* small numbers are one object to all: up to 256, from 3.15 on up to 1,024 */
+enum { LARGEST_SHARED = 1024 }; /* the interpreter shares small numbers: up to 256, from 3.15 on up to 1,024 */
 static struct {
     int count;
     PyObject *kept[MOST_NUMBERS];
 } numbers[MOST_DIGITS];
 
-/* Return how many digits a NUMBER has that is positive and not shared by all; of others a count that no number here has. */
+/*
+ * Return how many digits NUMBER has if it is positive and not marked as shared, else a count that no number here has.
+ */
 #if PY_VERSION_HEX >= 0x030C0000
 #define DIGITS_OF(number) (((PyLongObject *)(number))->long_value.ob_digit)
 static inline size_t
@@ -253,7 +256,7 @@ ts_drop_number(PyObject *number)
 {
     if (Py_REFCNT(number) == 1 && PyLong_CheckExact(number)) {
         size_t place = count_digits(number) - 1;
-        int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as ts_number() has it */
+        int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as in ts_number() */
         if (place < MOST_DIGITS && is_used_again && numbers[place].count < MOST_NUMBERS) {
             numbers[place].kept[numbers[place].count++] = number;
             return;
@@ -320,7 +323,7 @@ replace(PyObject **value, PyObject *by)
     Py_SETREF(*value, Py_NewRef(by));
 }
 
-/* Fill the part of the envelope that depends on the surroundings, as __attrs_post_init__ does: 0, or -1 if it fails. */
+/* Fill the values of the envelope that were not given, as __attrs_post_init__ does: 0, or -1 with an exception. */
 static int
 fill_envelope(PyObject **values, int is_of_span)
 {

@@ -1,5 +1,5 @@
 /*
- * The functions for C and C++ extensions: what src/trackside/include/trackside.h calls.
+ * The functions for C and C++ extensions, which src/trackside/include/trackside.h calls.
  *
  * They call the Python functions. The bound method of each counter, stat or gauge is kept by its name. A span is
  * entered and left as by a "with" statement.
@@ -66,7 +66,9 @@ give_back(PyObject *error, PyObject *about)
     }
 }
 
-/* Return the method that records in the KIND called NAME: a new reference, or NULL with an exception. */
+/*
+ * Return the method that records in the instrument of this KIND and NAME: a new reference, or NULL with an exception.
+ */
 static PyObject *
 make_method(int kind, PyObject *name)
 {
@@ -80,7 +82,9 @@ make_method(int kind, PyObject *name)
     return method;
 }
 
-/* Return the method that records in the KIND called NAME, or None: a new reference, or NULL with an exception. */
+/*
+ * Return the method of this KIND and NAME, or None if NAME cannot be used: a new reference, or NULL with an exception.
+ */
 static PyObject *
 find_method(int kind, PyObject *name)
 {

@@ -1,4 +1,4 @@
-"""The step of hatchling's builds that compiles the core: into the wheel, or in place for an editable install."""
+"""The step of hatchling's builds that compiles the core into the wheel, or in place for an editable install."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class NativeHook(BuildHookInterface):
             build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        """Remove what the wheel has a copy of."""
+        """Remove the temporary directory; the wheel has a copy of its file."""
         self._scratch.cleanup()

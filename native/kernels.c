@@ -1,11 +1,11 @@
 /*
  * The times of the GPU's kernels, by name and launch shape, through NVIDIA's CUPTI.
  *
- * CUPTI requests buffers, and returns them full, on threads of its own or within any call of CUDA's; so no function
- * that it calls here takes the interpreter lock, or waits for a thread that may hold it. There is no form of it in
- * Python: calls for each record would hold the lock for several times as long as a launch takes.
+ * CUPTI requests buffers, and returns them full, on its own threads or within any call of CUDA. So no function that it
+ * calls here takes the interpreter lock, or waits for a thread that may hold it. There is no form of this in Python: a
+ * call for each record would hold the lock for several times as long as a launch takes.
  *
- * The functions that Python calls rely on the interpreter lock; `guard` protects the state that CUPTI's threads change
+ * The functions that Python calls rely on the interpreter lock. `guard` protects the state that CUPTI's threads change
  * too, and is held for a few records at most.
  */
 
@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* The beginning of CUpti_ActivityKernel4 and of all later ones, up to 13 in CUPTI 13.5: what follows is not read. */
+/* The beginning of CUpti_ActivityKernel4 and of all later ones, up to 13 in CUPTI 13.5; the rest is not read. */
 typedef struct {
     uint32_t kind;
     uint8_t configuration[12];
@@ -49,7 +49,7 @@ static const char *const symbols[] = {
     "cuptiActivityGetNextRecord", "cuptiActivityGetNumDroppedRecords", "cuptiGetResultString",
 };
 
-/* One kernel with one launch shape: the rules of its statistics are those of SectionTimes in instruments/_section.py. */
+/* One kernel with one launch shape; its statistics follow the rules of SectionTimes in instruments/_section.py. */
 typedef struct {
     char *name;
     int32_t shape[6];
@@ -72,10 +72,10 @@ static Kernels kernels;
 static long long launches, lost;
 static struct {
     uint8_t *memory;
-    int is_out; /* with CUPTI */
+    int is_out; /* whether CUPTI has it */
 } buffers[BUFFERS];
 
-/* Under the interpreter lock. */
+/* Protected by the interpreter lock. */
 static int is_on;
 static long long entered;
 
@@ -109,7 +109,7 @@ slot_of(Kernels *in, uint64_t hash, const char *name, const int32_t *shape)
     }
 }
 
-/* Make room for one kernel more: 0, or -1 if there is none. */
+/* Make room for one more kernel: 0, or -1 if there is no room. */
 static int
 make_room(void)
 {
@@ -158,7 +158,7 @@ kernel_of(const Record *record)
     return found;
 }
 
-/* Keep TIME for the median, if it is its turn: 0, or -1 without memory. */
+/* Keep TIME for the median if its turn has come: 0, or -1 without memory. */
 static int
 keep(Kernel *kernel, uint64_t time)
 {
@@ -170,7 +170,7 @@ keep(Kernel *kernel, uint64_t time)
             kernel->kept[i] = kernel->kept[2 * i];
         }
         kernel->kept_count = MOST_KEPT / 2;
-        kernel->stride *= 2; /* and the one at hand is among them: MOST_KEPT is even */
+        kernel->stride *= 2; /* TIME still has its turn: MOST_KEPT is even */
     }
     if (kernel->kept_count == kernel->kept_room) {
         int room = kernel->kept_room ? 2 * kernel->kept_room : 8;
@@ -206,7 +206,7 @@ add(const Record *record)
 static void
 on_requested(uint8_t **buffer, size_t *size, size_t *most_records)
 {
-    *buffer = NULL; /* CUPTI counts kernels that are launched then as dropped */
+    *buffer = NULL; /* without a buffer, CUPTI counts launched kernels as dropped */
     *size = *most_records = 0;
     pthread_mutex_lock(&guard);
     for (int i = 0; i < BUFFERS && *buffer == NULL; i++) {
@@ -239,7 +239,7 @@ on_completed(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_
                 add((Record *)record);
             }
         }
-        pthread_mutex_unlock(&guard); /* for who waits */
+        pthread_mutex_unlock(&guard); /* so that a waiting thread can go first */
         pthread_mutex_lock(&guard);
     }
     buffers[ours].is_out = 0;
@@ -363,7 +363,7 @@ end_kernels(PyObject *module, PyObject *unused)
     return turn_off();
 }
 
-/* Take the records from CUPTI; where IS_FORCED, all buffers, with those that are not finished. */
+/* Take the records from CUPTI: if IS_FORCED, those of all buffers, unfinished ones included. */
 static PyObject *
 flush(uint32_t is_forced)
 {
@@ -391,7 +391,7 @@ flush_kernels(PyObject *module, PyObject *unused)
     return flush(0);
 }
 
-/* Order the COUNT values so far that the one at RANK is in its place, with no larger one before it. */
+/* Order the COUNT values just enough that the one at RANK is in its place, with no larger one before it; return it. */
 static uint64_t
 select_rank(uint64_t *values, int count, int rank)
 {

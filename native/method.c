@@ -214,7 +214,7 @@ method_getattr(Method *self, PyObject *name)
     return found;
 }
 
-/* Pickled and copied by name, as functions are. */
+/* A method is pickled and copied by name, as functions are. */
 static PyObject *
 method_reduce(Method *self, PyObject *Py_UNUSED(none))
 {

@@ -6,7 +6,7 @@
 #define TRACKSIDE_SOURCES ""
 #endif
 
-/* Found in the file by native/build.py, which so need not import it. */
+/* native/build.py finds this text in the file, so it need not import the module. */
 static const char sources[] = "trackside-sources:" TRACKSIDE_SOURCES;
 
 static int

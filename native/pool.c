@@ -1,11 +1,12 @@
 /*
  * The memory of spans and of the events of their ends, kept for the next ones of the same class.
  *
- * To allocate and free such an object by the interpreter, which searches the slots of each base and counts allocations
- * towards the next garbage collection, took a seventh of a step.
+ * The interpreter searches the slots of each base class, and counts allocations towards the next garbage collection.
+ * Allocating and freeing such an object by the interpreter therefore took a seventh of a step.
  *
- * A class of Python's is given a tp_dealloc of ours. Its subclasses keep the interpreter's, which calls this one for what
- * the class itself has. Objects with a finalizer are not kept: the garbage collector notes in their memory that it ran.
+ * A class that is written in Python gets our tp_dealloc. Its subclasses keep the interpreter's, which calls ours for
+ * the slots of the class itself. Objects with a finalizer are not kept: the garbage collector notes in their memory
+ * that it ran.
  */
 
 #include "core.h"
@@ -13,12 +14,12 @@
 enum { MOST_KEPT = 1024, MOST_NUMBERS = 3 };
 
 struct Pool {
-    PyTypeObject *type; /* owned for ever, as the pool is */
+    PyTypeObject *type; /* owned for ever, like the pool */
     int number_count;
-    Py_ssize_t of_numbers[MOST_NUMBERS]; /* the slots with numbers that are used again */
+    Py_ssize_t of_numbers[MOST_NUMBERS]; /* the slots with numbers that are reused */
     struct Pool *next;
     int kept_count;
-    PyObject *kept[MOST_KEPT]; /* all slots empty, with their reference to the class, unknown to the garbage collector */
+    PyObject *kept[MOST_KEPT]; /* with empty slots and a reference to the class; untracked */
 };
 
 static Pool *first;
@@ -94,7 +95,7 @@ ts_new(Pool *pool)
     return made;
 }
 
-/* Return whether instances of TYPE have slots, one after the other, and nothing else. */
+/* Return whether instances of TYPE have nothing but slots, one after the other. */
 static int
 has_slots_alone(PyTypeObject *type)
 {

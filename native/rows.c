@@ -1,23 +1,24 @@
 /*
- * Encoding events to rows: what trackside.wire.RowEncoder does with a row that is small and as its class declares it.
+ * Encoding events to rows, as trackside.wire.RowEncoder does, if the row is small and its values are of the declared
+ * types.
  *
  * The bytes are those of msgpack's packer: each value in its shortest form. Values are read from the slots of an event,
- * and nothing is called on the way, so no other thread can change what is being read. A value that is not of the
- * declared types, a row above the limit and a text without UTF-8 are left to Python, which begins anew.
+ * and nothing is called meanwhile, so no other thread can change them. A value that is not of the declared types, a row
+ * above the limit and a text without a UTF-8 form are left to Python, which encodes the row from its beginning.
  */
 
 #include "core.h"
 
 enum { LIMIT = 1024 };
 
-/* Sets of scalar types, in the order in which trackside.events lists them. */
+/* Scalar types, as bits of a set, in the order in which trackside.events lists them. */
 enum { BOOL = 1, INT = 2, FLOAT = 4, STR = 8, BYTES = 16, NONE = 32 };
 
 typedef struct {
     Py_ssize_t offset; /* of the slot in the event */
-    int scalars;       /* the types that the value may be of */
-    int entries;       /* those of a map's values; -1 if it may be no map with text keys */
-    int elements;      /* those of a list's elements; -1 if it may be no list */
+    int scalars;       /* the types that the value may have */
+    int entries;       /* the types of a map's values; -1 if the value may not be a map with text keys */
+    int elements;      /* the types of a list's elements; -1 if the value may not be a list */
 } Field;
 
 typedef struct {
@@ -49,7 +50,7 @@ put(Buffer *buffer, const void *bytes, Py_ssize_t size)
     return 1;
 }
 
-/* Write HEAD and the lowest SIZE bytes of VALUE, the highest of them first. */
+/* Write HEAD and the lowest SIZE bytes of VALUE, the most significant one first. */
 static inline int
 put_number(Buffer *buffer, int head, unsigned long long value, int size)
 {
@@ -147,7 +148,7 @@ put_text(Buffer *buffer, PyObject *value)
         size = PyUnicode_GET_LENGTH(value);
     }
     else {
-        /* A text that is too large is not converted at all: the string would keep the result. */
+        /* A text that is too large is not converted at all: the string would keep its UTF-8 form. */
         text = PyUnicode_GET_LENGTH(value) > LIMIT ? NULL : PyUnicode_AsUTF8AndSize(value, &size);
         if (text == NULL) {
             PyErr_Clear();
@@ -167,7 +168,7 @@ put_bytes(Buffer *buffer, PyObject *value)
 
 /* --- values ------------------------------------------------------------------------------------------------------ */
 
-/* Write VALUE if it is exactly of one of TYPES. */
+/* Write VALUE if its type is exactly one of TYPES. */
 static int
 put_scalar(Buffer *buffer, PyObject *value, int types)
 {

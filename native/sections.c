@@ -102,7 +102,7 @@ make_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject 
         PyErr_Clear();
         return TS_TO_PYTHON;
     }
-    Py_INCREF(times); /* allocating may run any code, which may drop the table's reference */
+    Py_INCREF(times); /* allocating may run code that drops the table's reference */
     PyObject *section = ts_new(pool);
     if (section == NULL) {
         Py_DECREF(times);

@@ -1,15 +1,15 @@
 /*
- * Opening and closing spans and iterations: what trackside.instruments.Span does where nothing is out of order.
+ * Opening and closing spans and iterations, as trackside.instruments.Span does, if nothing is out of order.
  *
- * The plain case of opening is a span that is closed, publishes nothing at its start and has no profiler beside it. That
- * of closing is the innermost span of its context, left without an exception by the main thread, which opened it. The
- * surroundings of a span are in the context variable that Python uses too, so threads, tasks, copied contexts and
- * generators keep their parents. An event goes straight to the queue where the queue alone wants it and has room; to
- * Bus.log else.
+ * The plain case of opening is a span that is closed and publishes nothing at its start, without a profiler. The plain
+ * case of closing is the innermost span of its context, opened by the main thread and left by it without an exception.
+ * The surroundings of a span are in the context variable that Python uses too, so threads, tasks, copied contexts and
+ * generators keep their parents. An event goes straight to the queue if the queue alone wants it and has room;
+ * otherwise it goes to Bus.log.
  *
- * Ownership. A span owns what is in its slots. A finalizer of an old value runs last: new values are allocated first,
- * then the span's slots are written, then old values are dropped. Borrowed references are used only
- * up to the next call that can run foreign code. Everything that was read before such a call is read again after it.
+ * Ownership. A span owns the values of its slots. New values are allocated first, then the span's slots are written,
+ * then old values are dropped, so the finalizer of an old value runs last. Borrowed references are used only up to the
+ * next call that can run foreign code. Everything that was read before such a call is read again after it.
  */
 
 #include "core.h"
@@ -36,22 +36,22 @@ enum { NONE = -1, LONG, SHORT, PART, OF_ITERATION, CLASSES, CLASSES_OF_SPANS = O
 
 /*
  * The route of the events of one class. The bus replaces its table whenever a route may change, so a route is valid
- * while the table is the same: two look-ups for each span took a twentieth of a step.
+ * while the table is the same. Two look-ups for each span took a twentieth of a step.
  */
 typedef struct {
     PyObject *table;
     PyObject *steps;
-    PyObject *admission; /* where the queue is the only step; borrowed from it; else NULL */
-    PyObject *queue, *append, *counter; /* borrowed from the admission, whose slots for them are written once */
-    PyObject *limit; /* the admission's limit as an object, owned, or NULL; and as a number */
+    PyObject *admission; /* the target if the only step leads to the queue, borrowed from STEPS; else NULL */
+    PyObject *queue, *append, *counter; /* borrowed from the admission, which writes these slots once */
+    PyObject *limit; /* the admission's limit as an object, owned, or NULL; `most` is its value */
     Py_ssize_t most;
 } Route;
 
-/* All set once, and kept for ever: the module trackside.instruments._span is too. */
+/* All are set once and kept for ever, like the module trackside.instruments._span. */
 static PyTypeObject *span_type, *iteration_type;
-static PyTypeObject *classes[CLASSES]; /* of the events: ends of long, of short spans, of parts, of iterations */
+static PyTypeObject *classes[CLASSES]; /* of the events: ends of long spans, short spans, parts, iterations */
 static Route routes[CLASSES];
-static Pool *pools[CLASSES], *pool_of_spans, *pool_of_iterations; /* of the same events, and of what publishes them */
+static Pool *pools[CLASSES], *pool_of_spans, *pool_of_iterations; /* of these events, and of their spans */
 static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_counts;
 static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
 static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
@@ -66,7 +66,7 @@ static int has_annotator;
 #define SPAN(span, name) (*ts_slot(span, of_span[name]))
 #define ITERATION(span, name) (*ts_slot(span, of_iteration[name]))
 
-/* Return the next number of COUNTER, an itertools.count: a new reference, or NULL with an exception. */
+/* Return the next number of COUNTER, an iterator: a new reference, or NULL with an exception. */
 static inline PyObject *
 next_of(PyObject *counter)
 {
@@ -75,7 +75,7 @@ next_of(PyObject *counter)
 
 /* --- the bus ----------------------------------------------------------------------------------------------------- */
 
-/* Drop what ROUTE holds, which may run a finalizer. */
+/* Drop the references of ROUTE, which may run a finalizer. */
 static void
 forget_route(Route *route)
 {
@@ -86,7 +86,7 @@ forget_route(Route *route)
     Py_XDECREF(table);
 }
 
-/* Store ADMISSION, the only step of ROUTE, if events can be queued through it here. */
+/* Store ADMISSION, the target of the only step of ROUTE, if events can be queued through it here. */
 static void
 know_admission(Route *route, PyObject *admission)
 {
@@ -102,7 +102,7 @@ know_admission(Route *route, PyObject *admission)
     }
 }
 
-/* Look up the route of events of class WHICH: NULL, without an exception, if it has to be resolved. */
+/* Look up the route of events of class WHICH; NULL, without an exception, if Python has to resolve it. */
 static Route *
 look_up_route(int which)
 {
@@ -131,7 +131,7 @@ look_up_route(int which)
     return route;
 }
 
-/* Return the route of events of class WHICH, valid until foreign code runs; NULL, without an exception, if it is new. */
+/* Return the route of events of class WHICH, valid until foreign code runs; else NULL, as look_up_route(). */
 static inline Route *
 route_of(int which)
 {
@@ -139,7 +139,7 @@ route_of(int which)
                                                                                        : look_up_route(which);
 }
 
-/* Return whether a handler would get an event of class WHICH, as Bus.wants does; -1, no exception, to ask there. */
+/* Return whether a handler would get an event of class WHICH; -1, without an exception, if only Bus.wants can tell. */
 TS_INLINE int
 wants(int which)
 {
@@ -154,7 +154,7 @@ wants(int which)
     return is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
 }
 
-/* Store LIMIT, the limit of the admission of ROUTE: 0 if it is no number of events. */
+/* Store LIMIT, the limit of the admission of ROUTE: 1, or 0 if it is not a number of events. */
 static int
 know_limit(Route *route, PyObject *limit)
 {
@@ -163,14 +163,14 @@ know_limit(Route *route, PyObject *limit)
         PyErr_Clear();
         return 0;
     }
-    Py_XSETREF(route->limit, Py_NewRef(limit)); /* a number: nothing is run */
+    Py_XSETREF(route->limit, Py_NewRef(limit)); /* a number: this runs no code */
     route->most = most;
     return 1;
 }
 
 /*
- * Queue EVENT, of class WHICH, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to
- * Bus.log. No exception: without memory the event is counted as dropped, like by Admission.fail.
+ * Queue EVENT, of class WHICH, as Bus.log does if the queue is the only step of its route: 1, or 0 if it is left to
+ * Bus.log. Sets no exception: without memory it counts the event as dropped, as Admission.fail does.
  */
 TS_INLINE int
 queue_event(PyObject *event, int which)
@@ -192,7 +192,7 @@ queue_event(PyObject *event, int which)
     if (waiting >= route->most || ts_count(route->counter) < 0) {
         return 0;
     }
-    Py_INCREF(admission); /* which keeps the method append */
+    Py_INCREF(admission); /* it keeps the method append alive */
     PyObject *none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event);
     if (none == NULL) {
         PyErr_Clear();
@@ -206,8 +206,8 @@ queue_event(PyObject *event, int which)
 }
 
 /*
- * Log EVENT, of class WHICH, a reference that is given up: None, or NULL with an exception, that of a strict bus or a
- * signal handler.
+ * Log EVENT, of class WHICH: None, or NULL with the exception of a strict bus or of a signal handler. Steals the
+ * reference to EVENT.
  */
 TS_INLINE PyObject *
 log_event(PyObject *event, int which)
@@ -217,22 +217,26 @@ log_event(PyObject *event, int which)
     return result;
 }
 
-/* --- the open ones ----------------------------------------------------------------------------------------------- */
+/* --- open spans -------------------------------------------------------------------------------------------------- */
 
 /*
- * The spans that the main thread opened last, which are not in open_by_id: nearly all are closed before that is read,
- * and to add and remove one took a tenth of a step. All others are in the dict, and Python closes them.
+ * The spans that the main thread opened last. They are not in open_by_id: nearly all are closed before that dict is
+ * read, and adding and removing one took a tenth of a step. All other open spans are in the dict, and Python closes
+ * them.
  */
 enum { MOST_LATEST = 8 };
 typedef struct {
-    PyObject *span, *number, *start; /* owned; the id and the start are those that the span was given here */
+    PyObject *span, *number, *start; /* owned; the id and the start that the span was given here */
     long long start_ns;
-    int is_real; /* whether START_NS is the start, which was read from the system's clock */
+    int is_real; /* whether START_NS is the start, read from the system's clock */
 } Open;
 static Open latest[MOST_LATEST];
 static int latest_count;
 
-/* Add OPEN, a borrowed span and two stolen references, to the open spans: 0, or -1 with an exception. */
+/*
+ * Add OPEN to the open spans: 0, or -1 with an exception. Borrows its span, and steals the references to its id and
+ * start.
+ */
 TS_INLINE int
 remember(const Open *open, int is_main)
 {
@@ -258,7 +262,9 @@ find(PyObject *span)
     return place >= 0 && latest[place].number == SPAN(span, ID) && latest[place].start == SPAN(span, START_NS) ? place : -1;
 }
 
-/* Take the span at PLACE, which the caller owns, out of the open ones; return its id, a new reference. */
+/*
+ * Remove the span at PLACE, to which the caller has a reference, from the open spans; return its id, a new reference.
+ */
 TS_INLINE PyObject *
 forget(int place)
 {
@@ -267,7 +273,7 @@ forget(int place)
     for (int each = place; each < latest_count; each++) {
         latest[each] = latest[each + 1];
     }
-    Py_DECREF(open.start); /* the span has it, and the caller the span */
+    Py_DECREF(open.start); /* the span still holds it, and the caller holds the span */
     Py_DECREF(open.span);
     return open.number;
 }
@@ -294,7 +300,7 @@ store_open(PyObject *module, PyObject *Py_UNUSED(none))
     PyObject *done = add_open(module, open_by_id);
     while (done != NULL && latest_count > 0) {
         Open open = latest[--latest_count];
-        Py_DECREF(open.number); /* the dict has it, and the span, which has its start */
+        Py_DECREF(open.number); /* the dict holds it and the span, which holds its start */
         Py_DECREF(open.span);
         Py_DECREF(open.start);
     }
@@ -304,8 +310,8 @@ store_open(PyObject *module, PyObject *Py_UNUSED(none))
 /* --- pairs ------------------------------------------------------------------------------------------------------- */
 
 /*
- * Pairs of a span's id and its step that surround nothing any more and that nothing refers to: owned, empty, and unknown
- * to the garbage collector. From 3.14 on a tuple remembers its hash, so it cannot become another one.
+ * Unused pairs of a span's id and its step, which become the next pairs: owned, empty, without other references, and
+ * not tracked by the garbage collector. From Python 3.14 on a tuple remembers its hash, so none is kept.
  */
 enum { MOST_SPARE = PY_VERSION_HEX < 0x030E0000 ? 4 : 0 };
 static PyObject *spare[MOST_SPARE + 1];
@@ -323,7 +329,7 @@ new_pair(PyObject *number, PyObject *step)
     return pair;
 }
 
-/* Give up a reference to PAIR, of two numbers. */
+/* Drop a reference to PAIR, of two numbers; keep the pair for the next ones if nothing else refers to it. */
 TS_INLINE void
 drop_pair(PyObject *pair)
 {
@@ -340,11 +346,11 @@ drop_pair(PyObject *pair)
     spare[spare_count++] = pair;
 }
 
-/* --- idle ones --------------------------------------------------------------------------------------------------- */
+/* --- idle spans -------------------------------------------------------------------------------------------------- */
 
 /*
- * Owned spans that were closed in the plain way, without attributes; they become the next spans, unless a program still
- * refers to them. There are thousands of parts and iterations, and to free one and make another took a fifteenth of a
+ * Owned spans that were closed in the plain way, without attributes. They become the next spans, unless a program still
+ * refers to them. There are thousands of parts and iterations, and freeing one and making another took a fifteenth of a
  * step.
  */
 enum { MOST_IDLE = 4, HOLDERS = 2 /* the caller, and the method that the with block called */ };
@@ -365,7 +371,10 @@ take_out(Idle *idle, int place)
     return span;
 }
 
-/* Keep SPAN, a reference that is given up, and which HOLDERS at most refer to; it may run foreign code. */
+/*
+ * Keep SPAN for revive() if it has at most HOLDERS references, else drop it. Steals the reference; may run foreign
+ * code.
+ */
 TS_INLINE void
 retire(Idle *idle, PyObject *span, Py_ssize_t holders)
 {
@@ -384,8 +393,8 @@ retire(Idle *idle, PyObject *span, Py_ssize_t holders)
 }
 
 /*
- * Return an idle span without other references, in its state before opening, except for its attributes and the
- * arguments of its constructor; NULL, without an exception, if there is none. It may run foreign code.
+ * Return an idle span without other references, or NULL, without an exception, if there is none. Its state is that
+ * before opening, except for its attributes and the arguments of its constructor. It may run foreign code.
  */
 static inline PyObject *
 revive(Idle *idle)
@@ -413,7 +422,7 @@ revive(Idle *idle)
     return NULL;
 }
 
-/* Replace *PLACE by VALUE; it may run foreign code. */
+/* Replace *PLACE by a new reference to VALUE; it may run foreign code. */
 static inline void
 put(PyObject **place, PyObject *value)
 {
@@ -432,8 +441,8 @@ is_openable(PyObject *span)
 }
 
 /*
- * Open SPAN, which is openable, within AROUND and at STEP: SPAN, NULL with an exception, or TS_TO_PYTHON if it was
- * opened while memory was allocated.
+ * Open SPAN, which is openable, within AROUND and at STEP. Return SPAN, NULL with an exception, or TS_TO_PYTHON if code
+ * that ran during an allocation has opened it.
  */
 TS_INLINE PyObject *
 enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
@@ -453,10 +462,10 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
         Py_XDECREF(open.start);
         return is_ready ? TS_TO_PYTHON : NULL;
     }
-    if (parent == zero) { /* there is one of it */
+    if (parent == zero) { /* the interpreter has one object for 0 */
         parent = root_id;
     }
-    /* All in one step: a finalizer of an old value finds an open span. */
+    /* All slots in one go: a finalizer of an old value finds an open span. */
     PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
                              SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, START_NS)};
     SPAN(span, AROUND) = Py_NewRef(around);
@@ -466,7 +475,7 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     SPAN(span, THREAD) = thread;
     SPAN(span, START_NS) = Py_NewRef(open.start);
     SPAN(span, INSIDE) = Py_NewRef(inside);
-    Py_DECREF(Py_None); /* it was there, in a span that is openable */
+    Py_DECREF(Py_None); /* the old value: SPAN was openable */
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
     if (failed) {
         Py_DECREF(open.number);
@@ -491,7 +500,7 @@ is_pair(PyObject *value)
     return value != NULL && PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) == 2;
 }
 
-/* Return what surrounds the running code, a new reference; NULL, without an exception, if it is no pair. */
+/* Return what surrounds the running code, a new reference; NULL, without an exception, if it is not a pair. */
 TS_INLINE PyObject *
 surroundings(void)
 {
@@ -505,7 +514,7 @@ surroundings(void)
     return around;
 }
 
-/* Return the class of the event of SPAN's end. */
+/* Return the class of the event of SPAN's end, or NONE. */
 TS_INLINE int
 class_of(PyObject *span)
 {
@@ -541,8 +550,9 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
 }
 
 /*
- * Return the next step of the training loop around, as Iteration.open takes it where none was given: a new reference, or NULL
- * with an exception. What counts the steps may be foreign code. Should that open the very iteration, Python takes another one.
+ * Return the next step of the surrounding training loop, as Iteration.open does if none was given: a new reference, or
+ * NULL with an exception. The function that counts the steps may be foreign code. If it opens this very iteration,
+ * Python takes another step.
  */
 static PyObject *
 take_step(void)
@@ -584,7 +594,7 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 
 /* --- closing ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether the iteration SPAN has the attributes of its event, and none of another event. */
+/* Return whether the iteration SPAN has all fields of its event, and no other attributes. */
 TS_INLINE int
 is_plain_iteration(PyObject *span)
 {
@@ -605,7 +615,7 @@ is_training_step(PyObject *span, int which)
     return which == OF_ITERATION && ITERATION(span, KIND) == training_kind;
 }
 
-/* Return whether ATTRIBUTES are a dict of scalars, which nobody can change: a copy of it is all that an event needs. */
+/* Return whether ATTRIBUTES are a dict of scalars. These cannot change, so an event needs only a copy of the dict. */
 TS_INLINE int
 are_scalars(PyObject *attributes)
 {
@@ -625,7 +635,7 @@ are_scalars(PyObject *attributes)
 
 /*
  * Return the index of SPAN, whose event is of class WHICH, among the spans opened last, if it can be closed here; else
- * -1. Calls nothing foreign, and may be called again.
+ * -1. Runs no foreign code, and may be called again.
  */
 TS_INLINE int
 find_closable(PyObject *span, int which)
@@ -641,11 +651,11 @@ find_closable(PyObject *span, int which)
         return ts_top == inside ? place : -1;
     }
     PyObject *current = surroundings();
-    Py_XDECREF(current); /* the context has it, and SPAN too if it is the same */
+    Py_XDECREF(current); /* the context holds it, and so does SPAN if it is the same */
     return current == inside ? place : -1;
 }
 
-/* Return whether the garbage collector need not know of VALUE. */
+/* Return whether the garbage collector need not visit VALUE. */
 static inline int
 is_scalar(PyObject *value)
 {
@@ -653,9 +663,10 @@ is_scalar(PyObject *value)
 }
 
 /*
- * Return the event of class WHICH, with what all events of ends have, and close SPAN: a new reference, NULL with an
- * exception, or TS_TO_PYTHON, with nothing changed. The garbage collector does not track the event, and need not if
- * these values are SCALARS: else each collection would visit the events in the queue.
+ * Close SPAN, and return the event of class WHICH with the fields that all ends have: a new reference, NULL with an
+ * exception, or TS_TO_PYTHON if nothing was changed. The garbage collector does not track the event, because each
+ * collection would visit all events in the queue. If one of these fields may not be a scalar, *SCALARS is 0, and the
+ * caller has to track the event.
  */
 TS_INLINE PyObject *
 leave(PyObject *span, int which, int *scalars)
@@ -704,7 +715,7 @@ python:
     return TS_TO_PYTHON;
 }
 
-/* Return whether the call is that of a with block which no exception leaves. */
+/* Return whether the call is that of a "with" block that no exception leaves. */
 static inline int
 is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -728,7 +739,7 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         const Py_ssize_t *offsets = of_span_event[which];
         PyObject *attributes = Py_NewRef(no_attributes), *given = SPAN(span, ATTRIBUTES);
         if (given != NULL && PyDict_CheckExact(given) && PyDict_GET_SIZE(given) > 0) {
-            /* A copy: the span's own can be changed while the event waits. */
+            /* A copy: the span's own attributes can change while the event waits. */
             Py_INCREF(given);
             PyObject *copy = PyDict_Copy(given);
             Py_SETREF(attributes, copy == NULL ? Py_NewRef(given) : copy);
@@ -771,13 +782,13 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         }
         event = log_event(event, OF_ITERATION);
     }
-    retire(&idle_iterations, span, scalars == ITERATION_EVENT_SLOTS ? HOLDERS + 1 : 0); /* the name after as, too */
+    retire(&idle_iterations, span, scalars == ITERATION_EVENT_SLOTS ? HOLDERS + 1 : 0); /* the "as" variable, too */
     return event;
 }
 
 /* --- making ------------------------------------------------------------------------------------------------------ */
 
-/* Return a closed span with ATTRIBUTES, a reference that is given up. */
+/* Return a closed span with ATTRIBUTES, or NULL with an exception. Steals the reference to ATTRIBUTES. */
 static PyObject *
 new_span(PyObject *name, PyObject *ended, PyObject *attributes)
 {
@@ -808,7 +819,7 @@ make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return new_span(args[0], args[1], Py_NewRef(args[2]));
 }
 
-/* Return an idle span with that name and end, and its empty attributes; NULL, without an exception, if there is none. */
+/* Return an idle span with NAME, ENDED and its empty attributes; NULL, without an exception, if there is none. */
 static inline PyObject *
 revive_span(PyObject *name, PyObject *ended)
 {
@@ -823,7 +834,7 @@ revive_span(PyObject *name, PyObject *ended)
     return NULL;
 }
 
-/* ABOUT is a name and a class of ends. */
+/* ABOUT has the name of the spans and the class of their ends. */
 static PyObject *
 make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -844,7 +855,7 @@ make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *ke
     return new_span(name, ended, attributes);
 }
 
-/* Return which of the fields samples, tokens, flops and loss NAME is; -1 if none, or not the interned text. */
+/* Return the index of NAME among samples, tokens, flops and loss; -1 if it is another text, or not interned. */
 static inline int
 done_field(PyObject *name)
 {
@@ -857,8 +868,8 @@ done_field(PyObject *name)
 }
 
 /*
- * ABOUT is a kind, a name, what iterations without attributes have, and what stands for those that no handler hears of: one
- * without a step, one with.
+ * ABOUT has a kind, a name, the attributes of an iteration that has none of its own, and two stand-ins for iterations
+ * while no handler is subscribed: for those without a step, and for those with one.
  */
 static PyObject *
 make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -929,7 +940,7 @@ open_unheard(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject 
     return step == NULL ? NULL : Py_NewRef(args[0]);
 }
 
-/* Leave it, with any exception. */
+/* Leave the stand-in, also with an exception. */
 static PyObject *
 leave_unheard(PyObject *Py_UNUSED(owner), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count), PyObject *keywords)
 {
@@ -939,7 +950,7 @@ leave_unheard(PyObject *Py_UNUSED(owner), PyObject *const *Py_UNUSED(args), Py_s
     Py_RETURN_NONE;
 }
 
-/* Iteration.set; a loss that is no float may be a tensor, which Python detaches. */
+/* Iteration.set. A loss that is not a float may be a tensor, which Python detaches. */
 static PyObject *
 set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -965,7 +976,7 @@ set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *key
 
 /* --- setting up -------------------------------------------------------------------------------------------------- */
 
-/* Return the pool of TYPE, the class WHICH of events, or NULL with an exception. */
+/* Return the pool of TYPE, the class of events with the number WHICH, or NULL with an exception. */
 static Pool *
 pool_of_ends(PyTypeObject *type, int which)
 {
@@ -1017,7 +1028,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_XSETREF(*kept[place], Py_NewRef(found));
     }
-    PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* until now it is the bound __next__ */
+    PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* before, it is the bound __next__ */
     if (counter == NULL) {
         return NULL;
     }

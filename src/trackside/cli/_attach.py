@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the events until the job ends; return 1 if it fell silent and did not come back before this was stopped."""
+    """Print the events until the job ends, or until ``--count`` of them were printed."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     ranks = rank_set(options)
     watching = attach(
@@ -91,7 +91,7 @@ def _print(
 
 
 class _News:
-    """Reports on stderr what is new besides events."""
+    """Reports everything else that is new to stderr."""
 
     def __init__(self) -> None:
         self._lost = 0
@@ -100,7 +100,7 @@ class _News:
         self._busy = ""
 
     def report(self, attachment: Attachment) -> None:
-        """Report news: peers that answer, peers that no longer do, and losses."""
+        """Report peers that answer, are busy, fell silent or came back, and skipped events."""
         peers = [printable(peer) for peer in attachment.peers if peer]
         if peers and not self._is_met:
             self._is_met = True

@@ -156,7 +156,7 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
 
 class Notices:
     """
-    Prints to stderr the events that people must see at once, of each type a bounded number: ranks may send any number.
+    Prints urgent events to stderr, a bounded number of each type, because ranks may send any number.
 
     Args:
         monotonic_s: Returns the time in seconds, by a monotonic clock.
@@ -168,7 +168,7 @@ class Notices:
         self._left_out: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
-        """Print *event* if it is such a notice."""
+        """Print *event* if it is urgent."""
         is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks publish it too
         if not isinstance(event, _NOTICED) or not is_news:
             return

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what changed; return 1 if it is worse, 2 if part of the input could not be read."""
+    """Print what changed; return 1 if B is worse, 2 if part of the input could not be read."""
     if not 0 < options.least < 100:  # noqa: PLR2004
         raise ConfigError("--least", options.least, "give a percentage above 0")
     before, after = _sides(options)
@@ -91,7 +91,7 @@ def _sides(options: argparse.Namespace) -> tuple[Selected, Selected]:
     own = after.wanted
 
     def is_new(source: Source) -> bool:
-        return not source.baseline and (own is None or own(source))  # nor are runs of other tags compared
+        return not source.baseline and (own is None or own(source))  # a path may hold baseline runs, too
 
     return marked, Selected(after.name, after.paths, is_new)
 

@@ -126,7 +126,7 @@ def _write(recorded: Replay, file: IO[str]) -> int:
 
 
 def _show_progress(count: int, added: int) -> None:
-    """Print to a terminal how many events were written, if the last *added* made another hundred thousand."""
+    """Print the number of written events to a terminal, if the last *added* ones completed another hundred thousand."""
     if count % _PROGRESS_EVERY < added and sys.stderr.isatty():
         print(f"\r{count:,} events", end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""``trackside forward``: a node's ranks onto one connection."""
+"""``trackside forward``: send the streams of a node's ranks on over one connection."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_json(result: GoodputResult) -> dict[str, Any]:
-    """Return *result* as plain data for JSON; what was wrong with the input is not in it."""
+    """Return *result* as plain data for JSON, without the problems of the input."""
     plain = result.to_json()
     plain.pop("problems", None)
     return {**plain, "step_time": {name: plain["step_time"][name] for name in _STEP_TIME}}
@@ -91,7 +91,7 @@ class _Question:
     @classmethod
     def of(cls, options: argparse.Namespace) -> _Question:
         """
-        Return what *options* ask for.
+        Return the question that *options* ask.
 
         Raises:
             ConfigError: A value makes no sense.
@@ -172,7 +172,7 @@ def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Readi
 
 
 def _feed(events: Iterator[Event], model: GoodputAccumulator) -> int:
-    # All events, not only those that say what time is spent on: any of them shows that a process was alive.
+    # The model gets all events, because each one, of whatever type, shows that a process was alive.
     count = 0
     for view in views(events):
         model.consume(view)
@@ -185,8 +185,8 @@ def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
     Return the session to show.
 
     Raises:
-        ConfigError: There is none of that name.
-        UnreadableError: There is none at all, or there are several and none was named.
+        ConfigError: There is no session of that name.
+        UnreadableError: There is no session at all, or there are several and none was named.
     """
     where = " ".join(options.path)
     if not sessions:
@@ -204,13 +204,13 @@ def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
 
 _BAR_WIDTH: Final = 60
 _WHOLE: Final = 1000
-"""Tenths of a percent."""
+"""100 % in tenths of a percent."""
 _INDENT: Final = "  "
 
 
 @attrs.define
 class Reading:
-    """The records that the account was made from."""
+    """The input of the account: counts, and whether the ideal step time was given."""
 
     events: int = 0
     missing: int = 0
@@ -258,7 +258,9 @@ def _bar(goodput: float | None) -> str:
 
 
 def _buckets(result: GoodputResult) -> Iterator[str]:
-    """Yield a line for each bucket with time in it, the largest first, and the total; percentages add up as shown."""
+    """
+    Yield a line for each bucket with time in it, the largest first, and the total; the shown percentages add up to it.
+    """
     rows = [("productive", "", result.productive_s)]
     for name, length in result.named_badput_s.items():
         if isinstance(length, dict):
@@ -280,9 +282,9 @@ def _row(bucket: str, width: int, length: float, tenths: int) -> str:
 
 def _shares(lengths: Sequence[float], productive: int) -> list[int]:
     """
-    Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to the whole.
+    Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to 100 %.
 
-    That at the index *productive* is rounded to the nearest, as goodput is in the line above.
+    The share at index *productive* is rounded to the nearest, like the goodput in the first line.
     """
     total = sum(lengths)
     if not total:

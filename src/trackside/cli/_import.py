@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import, and report what was not read."""
+    """Import the records, and report those that were not read; return 2 if part of the input could not be read."""
     target = Path(options.output)
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UnreadableError(str(target), "exists and is not empty", "give another directory")
@@ -59,7 +59,7 @@ def _write(source: Source, events: Iterator[Event], target: Path) -> int:
     """
     Write the events of one process to a log of its own; return how many there were, besides its start and its end.
 
-    Not by a bus: that would begin and end the stream now, and not when the process did.
+    It uses no bus, because a bus would begin and end the stream now, and not when the process did.
     """
     log, encoder, count, first_seq = EventLog(target, fsync_s=None), RowEncoder(), 0, 0
     log.open(source)

@@ -1,4 +1,4 @@
-"""``trackside info``: what is in logs, and what is not."""
+"""``trackside info``: the contents, losses and damage of logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_text(report: LogCheck) -> str:
-    """Return *report* as people read it."""
+    """Return *report* as text for people."""
     lines = []
     runs: dict[str, list[SourceCheck]] = {}
     for source in report.sources:
@@ -53,7 +53,7 @@ def as_text(report: LogCheck) -> str:
 
 
 def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
-    ranks = [source for source in sources if source.source.role == "main"] or sources  # a collector outlives them
+    ranks = [source for source in sources if source.source.role == "main"] or sources  # a collector outlives the ranks
     starts = [source.first_ns for source in ranks if source.first_ns is not None]
     ends = [source.last_ns for source in ranks if source.last_ns is not None]
     span = duration(max(ends) - min(starts)) if starts and ends else "-"

@@ -1,4 +1,4 @@
-"""``trackside keys``: keys for those that send, watch and command."""
+"""``trackside keys``: make keys for collectors, ranks, viewers and ``trackside ctl``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the keys and say who gets which."""
+    """Make the keys, and print who gets which."""
     for path in new_keys(options.directory, options.role or KEY_ROLES):
         if path.suffix == ".secret":
             print(f"{path}: {_WHO[path.name.partition('.')[0]]}")

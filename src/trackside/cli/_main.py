@@ -79,7 +79,7 @@ _SIMILAR: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """
-    Run the command line *arguments*, those of the process unless given, and return its exit code.
+    Run the command line *arguments*, by default those of the process, and return the exit code.
 
     It is 0 for success, 1 if a command found a problem, 2 if something cannot be read, written or understood, and 130
     after Ctrl-C.
@@ -110,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_ascii_terminal() -> bool:
-    """Return whether stdout is a terminal for which LC_ALL or LANG asks for ASCII; Python writes UTF-8 there."""
-    # Python itself sets LC_CTYPE to one of these where LANG is C: only another value is the user's.
+    """Return whether stdout is a terminal for which LC_ALL or LANG asks for ASCII; Python would write UTF-8 there."""
+    # Python itself sets LC_CTYPE to one of these if LANG is C, so only another value is the user's.
     ctype = os.environ.get("LC_CTYPE", "UTF-8")
     locale = os.environ.get("LC_ALL") or (os.environ.get("LANG") if ctype in {"C.UTF-8", "C.utf8", "UTF-8"} else ctype)
     is_given = not {"PYTHONIOENCODING", "PYTHONUTF8"}.isdisjoint(os.environ)
@@ -128,7 +128,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _give_up_stdout() -> None:
-    """Lead stdout to the null device, so that the interpreter's flush at exit does not fail."""
+    """Redirect stdout to the null device, so that the interpreter's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -141,20 +141,20 @@ def _similar(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 class _KeepEpilog(argparse.HelpFormatter):
-    """Leaves the example in one line, to be copied, however narrow the terminal."""
+    """Keeps the example in one line even in a narrow terminal, so that it can be copied."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith("example:") else super()._fill_text(text, width, indent)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says what was probably meant by a word that it does not know."""
+    """A parser that suggests the nearest known word for an unknown one."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=_KeepEpilog)
 
     def error(self, message: str) -> NoReturn:
-        """Print how the command is used, and *message*, and leave with exit code 2."""
+        """Print the usage of the command and *message*, and exit with code 2."""
         found = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (--?[^\s=]+)", message)
         close = nearest(found[1] or found[2], self._words()) if found else None
         if found and found[1] is not None and "argument COMMAND" in message:

@@ -24,7 +24,7 @@ from trackside.handlers.eventlog import is_stream
 from trackside.wire import fields_of, wire_name_of
 
 UNREADABLE: Final = 2
-"""The exit code for what cannot be read or understood."""
+"""The exit code if something cannot be read, written or understood."""
 _STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _LONGEST_STRETCH: Final = 10**7
 _PROGRESS_AFTER_S: Final = 1.0
@@ -78,7 +78,7 @@ def add_types(parser: argparse.ArgumentParser) -> None:
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """Return a function that reads an argument that is a whole number from *least*."""
+    """Return a function that reads a whole number, at least *least*, from an argument."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -129,7 +129,7 @@ def check_followed(command: str, paths: Iterable[str]) -> None:
     Print which *paths* do not exist yet; a command that follows logs waits for them.
 
     Raises:
-        UnreadableError: One is a file, and no event log that this release reads.
+        UnreadableError: One is a file, but not an event log that this release reads.
     """
     for path in paths:
         if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
@@ -149,7 +149,7 @@ def write_private(path: str | Path, text: str, *, option: str) -> None:
     Write *text* to a file that this user alone may read.
 
     Raises:
-        UnreadableError: It cannot be written; *option* is what gave its name.
+        UnreadableError: The file cannot be written; the message asks for another *option*.
     """
     try:
         with open(path, "w", encoding="utf-8", opener=private) as out:
@@ -176,12 +176,14 @@ def readable(recorded: Replay) -> Iterator[Event]:
     try:
         yield from recorded
     except UnreadableError:
-        # It is among the replay's problems.
+        # The error is among the replay's problems.
         return
 
 
 def report_unread(command: str, recorded: Replay) -> int:
-    """Print to stderr what the files do not hold, so that a gap is not taken for silence; return the exit code."""
+    """
+    Print unread files, losses and damage to stderr, so that a gap is not mistaken for silence; return the exit code.
+    """
     for problem in recorded.problems:
         warn(f"trackside {command}: {problem}")
     if recorded.missing:
@@ -192,7 +194,7 @@ def report_unread(command: str, recorded: Replay) -> int:
 
 
 class ProgressLine:
-    """Shows on a terminal what was read so far, if it takes more than a second."""
+    """Shows the progress of reading on a terminal, if it takes more than a second."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -223,9 +225,9 @@ class ProgressLine:
 
 
 PIPE_WIDTH: Final = 200
-"""The width of a line where neither a terminal nor ``COLUMNS`` says it."""
+"""The width of a line if neither a terminal nor ``COLUMNS`` sets it."""
 NARROW: Final = 60
-"""With fewer columns the date's place, the milliseconds and the words for rank and step are left out."""
+"""With fewer columns the milliseconds, the zone, the word "rank" and the step are left out."""
 _PREFIX: Final = "trackside."
 _BAD: Final = ("dropped", "suspended", "failed", "lost", "silent", "raised", "stall", "cut", "unavailable", "disorder")
 _DIM, _BOLD, _RED, _CYAN, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
@@ -236,10 +238,10 @@ _AGGREGATES: Final = ("value", "mean", "last", "sum", "min", "max")
 
 class EventLines:
     """
-    Events as lines of the width that there is, in colour in a terminal, and not with ``NO_COLOR``.
+    Formats events as lines of the available width, in colour on a terminal unless ``NO_COLOR`` is set.
 
     Args:
-        width: Columns; those of the terminal or of ``COLUMNS`` unless given, and 200 where there is neither.
+        width: The number of columns; by default that of the terminal or of ``COLUMNS``, or 200 if there is neither.
     """
 
     def __init__(self, *, width: int | None = None) -> None:
@@ -330,7 +332,7 @@ def _window_said(fields: Mapping[str, Any], values: Mapping[str, Any]) -> Iterat
 
 
 def _place(key: str) -> int:
-    """Return a field's sort key: before the others, among them or, if only a program compares it, behind them."""
+    """Return a field's sort key: the most informative fields come first, ids come last."""
     return _FIRST.index(key) if key in _FIRST else len(_FIRST) + key.endswith("_id")
 
 

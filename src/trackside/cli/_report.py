@@ -1,4 +1,4 @@
-"""``trackside report``: the verdict on a session, and what it rests on."""
+"""``trackside report``: the verdict on a session, and its evidence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trackside.core.text import printable
 from trackside.report import Report, read_report, report_lines, report_page
 
 _WIDTH = 100
-"""The width where there is no terminal to say how wide it is."""
+"""The width if there is no terminal."""
 _MOST_COLUMNS = 1000
 
 HELP = "say what costs most, which rank, since when, and what to look at next"
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(report: Report, *, is_explained: bool) -> None:
-    """Print the report: in colour where rich is installed, else the same text without."""
+    """Print the report: in colour if rich is installed, else the same text without colour."""
     try:
         from trackside.report.rich import print_report
     except ModuleNotFoundError as error:

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job and report; the exit code is the job's."""
+    """Run the job and print the report; return the job's exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise UnreadableError("trackside run", "was given no command", "give the job's command line after --")
@@ -119,8 +119,8 @@ class _Exits:
     """
     Records when the processes of the job exit, and how.
 
-    A launcher ends all ranks within moments of the first, and a killed rank records no end: which one was first can
-    be seen from outside only. Where the system does not show it, nothing is recorded.
+    When one rank exits, a launcher ends all others within moments, and a killed rank records no end. Only an observer
+    outside the ranks can see which one was first. If the system does not show exits, nothing is recorded.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -219,7 +219,7 @@ def _run(program: Sequence[str], variables: dict[str, str]) -> int:
         remedy = "give a program that can" if is_on_path else "install it or give its path: PATH leads to none"
         raise UnreadableError(program[0], f"cannot be run: {error.strerror}", remedy) from error
     before = {
-        # Ctrl-C reaches the whole group, the job too; what is sent to us alone is passed on.
+        # Ctrl-C reaches the whole process group, the job too; a SIGTERM to this process is passed on to the job.
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number)),
     }

@@ -1,4 +1,4 @@
-"""``trackside runs``: which sessions, runs and attempts there are, and what became of them."""
+"""``trackside runs``: a list of sessions, runs and attempts, and how each ended."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def _number(attempt: AttemptOutline) -> str:
 
 
 def _state_lines(attempt: AttemptOutline, newest_ns: int | None) -> Iterator[str]:
-    """Yield a line for each state that ranks are in, with what is known of it and no more."""
+    """
+    Yield a line for each state that ranks are in, with its reason and, unless they ended, their last event's time.
+    """
     for (state, reason), ranks in attempt.states.items():
         who = "" if len(attempt.states) == 1 else f"rank(s) {ranges(ranks, most=_MOST_RANGES)} "
         members = [one for one in attempt.processes if (one.state, one.reason) == (state, reason)]

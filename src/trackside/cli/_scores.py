@@ -99,7 +99,7 @@ def _score(events: Iterator[Event], group: str, add: Add) -> None:
 
 
 class _Json:
-    """Prints every window, as soon as nothing more can change it."""
+    """Prints every window, as soon as it is final."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
@@ -148,7 +148,8 @@ def _sorted_ids(found: Any) -> Any:
 
 
 class _Text:
-    """Prints one window of each run: the one asked for, or the latest closed one that is no short rest."""
+    """Prints one window of each run: the one asked for, or the latest closed one, unless it is much shorter than the
+    one before."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window

@@ -1,4 +1,4 @@
-"""Helpers of the commands that serve: endpoints to paste, and an end at a signal."""
+"""Helpers of the commands that serve: endpoints to paste, rarer garbage collection, and an end at a signal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_safety(parser: argparse.ArgumentParser) -> None:
 
 
 def paste_ready(endpoint: str) -> str:
-    """Return *endpoint* as others can use it: where it is bound to all addresses, by this machine's name."""
+    """Return *endpoint* as other machines can use it: one that is bound to all addresses gets this machine's name."""
     for start in _EVERYWHERE:
         if endpoint.startswith(start):
             return f"tcp://{socket.gethostname()}:{endpoint.removeprefix(start)}"

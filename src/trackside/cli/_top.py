@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the job until it ends, or until this is interrupted."""
+    """Show the job until it ends or the user quits."""
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
     is_plain = options.plain or options.json or not _can_draw()
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             if press() == "q":
                 return 0
             is_news, is_whole = top.is_ready and not is_whole, top.is_ready
-            # If a log were not read to its end yet, ranks would be shown as silent that are not.
+            # Before a log is read to its end, running ranks would be shown as silent.
             if (time.monotonic() >= due_s and is_whole) or is_over or is_news:
                 show(top.view(time.time_ns()))
                 due_s = time.monotonic() + every_s
@@ -114,9 +114,12 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
 
 
 _QUIET_S: Final = 2.0
-"""The time without news after which a log counts as read to its end."""
+"""The time without events, in seconds, after which the log of an ended job counts as complete."""
 _LATE_S: Final = 1.5
-"""The time within which a reader that attaches late gets the whole state."""
+"""
+Seconds after which a view is shown at the latest: since attaching, or without an event. An event younger than this
+shows that a log was read to its end.
+"""
 
 
 def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
@@ -155,7 +158,7 @@ def _of_stream(top: Top, attachment: Attachment, *, is_once: bool, ends_with_job
 
 
 def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
-    """Return a reader of a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
+    """Return a reader of a growing log; a thread waits for events, so that the screen stays alive when none come."""
     check_followed("top", paths)
     waiting: deque[Event] = deque()
 
