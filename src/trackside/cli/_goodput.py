@@ -258,9 +258,7 @@ def _bar(goodput: float | None) -> str:
 
 
 def _buckets(result: GoodputResult) -> Iterator[str]:
-    """
-    Yield a line for each bucket with time in it, the largest first, and the total; the shown percentages add up to it.
-    """
+    """Yield a line for each bucket with time in it, the largest first, and the total of the shown percentages."""
     rows = [("productive", "", result.productive_s)]
     for name, length in result.named_badput_s.items():
         if isinstance(length, dict):

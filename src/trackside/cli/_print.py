@@ -181,9 +181,7 @@ def readable(recorded: Replay) -> Iterator[Event]:
 
 
 def report_unread(command: str, recorded: Replay) -> int:
-    """
-    Print unread files, losses and damage to stderr, so that a gap is not mistaken for silence; return the exit code.
-    """
+    """Print unread files, losses and damage to stderr, so that a gap is not taken for silence; return the exit code."""
     for problem in recorded.problems:
         warn(f"trackside {command}: {problem}")
     if recorded.missing:

@@ -113,9 +113,7 @@ def _number(attempt: AttemptOutline) -> str:
 
 
 def _state_lines(attempt: AttemptOutline, newest_ns: int | None) -> Iterator[str]:
-    """
-    Yield a line for each state that ranks are in, with its reason and, unless they ended, their last event's time.
-    """
+    """Yield a line for each state of ranks, with its reason and, unless they ended, the time of their last event."""
     for (state, reason), ranks in attempt.states.items():
         who = "" if len(attempt.states) == 1 else f"rank(s) {ranges(ranks, most=_MOST_RANGES)} "
         members = [one for one in attempt.processes if (one.state, one.reason) == (state, reason)]

@@ -148,8 +148,7 @@ def _sorted_ids(found: Any) -> Any:
 
 
 class _Text:
-    """Prints one window of each run: the one asked for, or the latest closed one, unless it is much shorter than the
-    one before."""
+    """Prints one window of each run: the one asked for, or the latest closed one that is not cut short."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window

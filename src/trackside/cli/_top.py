@@ -116,10 +116,7 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
 _QUIET_S: Final = 2.0
 """The time without events, in seconds, after which the log of an ended job counts as complete."""
 _LATE_S: Final = 1.5
-"""
-Seconds after which a view is shown at the latest: since attaching, or without an event. An event younger than this
-shows that a log was read to its end.
-"""
+"""A view is shown this time, in seconds, after attaching or without events, or at an event younger than this."""
 
 
 def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:

@@ -1,8 +1,8 @@
 """
-A job that NVIDIA's One Logger instruments already, on trackside's bus: NeMo's, Megatron's, anybody's.
+An exporter that brings jobs instrumented with NVIDIA's One Logger (NeMo, Megatron or any other) onto trackside's bus.
 
-Installed, this is found by One Logger through its entry points; ``TRACKSIDE_ONE_LOGGER=runs/`` turns it on. It imports
-nothing of One Logger: an exporter is whatever has an exporter's methods.
+If trackside is installed, One Logger finds the exporter through an entry point; ``TRACKSIDE_ONE_LOGGER=runs/`` turns it
+on. It imports nothing of One Logger: any object with an exporter's methods is an exporter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TYPED: Final[dict[str, type[Event]]] = {
     "one_logger_initialization": JobConfigured,
     "update_training_telemetry_config": TrainingConfigured,
 }
-"""One Logger's events that have an event of trackside's."""
+"""One Logger's events that correspond to an event of trackside's."""
 _SAVED: Final = "save_checkpoint_success"
 _KINDS: Final = {name: kind for kind, name in span_names.OF_ITERATION.items()} | {
     span_names.TESTING_ITERATION_ALIAS: "testing"
@@ -49,7 +49,7 @@ _MOST_HELD: Final = 64
 
 
 class TracksideExporterConfig:
-    """The class that One Logger's entry-point group ``nv_one_logger.exporter_configs`` asks for."""
+    """The class that One Logger loads through its entry-point group ``nv_one_logger.exporter_configs``."""
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class TracksideExporter:
     exports no single iterations by default: name them in its export customization to have steps, metrics and goodput.
 
     Args:
-        directory: Where the event log goes, if telemetry is not on already; none is written if empty.
+        directory: The directory of the event log, if telemetry is not on already; if it is empty, none is written.
         bus: The bus to use, if not the default one.
     """
 
@@ -80,12 +80,12 @@ class TracksideExporter:
         """The events before One Logger named the job, if telemetry is to be turned on; None from then on."""
 
     def initialize(self) -> None:
-        """Turn telemetry on, if a directory was given and it is not on yet, as soon as the job is configured."""
+        """Have telemetry turned on when the job is configured, if a directory was given and telemetry is not on yet."""
         if self._directory and self._bus.is_idle:
             self._held = []
 
     def export_start(self, span: Any) -> None:
-        """Publish that *span* was opened; an iteration is published at its end alone."""
+        """Publish that *span* was opened; an iteration is published only at its end."""
         number = self._id(span)
         if str(span.name) not in _KINDS:
             self._log(
@@ -131,7 +131,7 @@ class TracksideExporter:
         )
 
     def export_event(self, event: Any, span: Any) -> None:
-        """Publish an *event* of *span* as a span event, and also as an event of trackside's if there is one."""
+        """Publish *event* of *span* as a span event, and as the corresponding event of trackside's if there is one."""
         name, attributes = str(event.name), _plain(event.attributes)
         at_ns, number = _ns(event), self._id(span)
         typed = _typed(name, attributes, at_ns, number)
@@ -144,7 +144,7 @@ class TracksideExporter:
         self.export_event(event, span)
 
     def export_telemetry_data_error(self, error: Any) -> None:
-        """Publish that One Logger's own telemetry lacks something."""
+        """Publish that One Logger's own telemetry is incomplete."""
         self._log(
             SpanEventAdded(
                 at_ns=_ns(error), span_id=0, step=-1, name=str(error.name), attributes=_plain(error.attributes)
@@ -152,7 +152,7 @@ class TracksideExporter:
         )
 
     def close(self) -> None:
-        """Turn telemetry off if this turned it on."""
+        """Turn telemetry off if this exporter turned it on."""
         self._begin()
         if self._job is not None:
             self._job.close()
@@ -171,10 +171,10 @@ class TracksideExporter:
 
     def _begin(self) -> None:
         """
-        Start the job as the source in One Logger's configuration, and publish the events that were held back.
+        Start the job with the source that One Logger's configuration describes, and publish the held events.
 
         Raises:
-            ConfigError: if the directory cannot be one.
+            ConfigError: if the path cannot be a directory.
         """
         held, self._held = self._held, None
         if held is None:
@@ -235,7 +235,7 @@ def _table(entries: Iterable[str] | None) -> dict[str, Any] | None:
 
 
 def _typed(name: str, attributes: dict[str, Any], at_ns: int, span_id: int) -> Event | None:
-    """Return the equal event of trackside's, if there is one and nothing that it needs is missing."""
+    """Return the corresponding event of trackside's; None if there is none or a field that it needs is missing."""
     place: dict[str, Any] = {"at_ns": at_ns, "span_id": span_id, "step": -1}
     try:
         if name == _SAVED:

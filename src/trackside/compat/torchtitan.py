@@ -5,7 +5,7 @@ torchtitan's structured logger, on trackside's bus.
 
     export TITAN_STRUCT_LOGGER_HANDLERS=trackside.compat.torchtitan.register_trackside_handler
 
-Its JSON lines of runs that are over are read by `trackside.handlers.torchtitan`, and by ``trackside import``.
+`trackside.handlers.torchtitan` and ``trackside import`` read the JSON lines that it wrote in finished runs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def register_trackside_handler(
     Args:
         structured_logger: torchtitan's logger.
         rank: The rank, as torchtitan sees it; trackside takes its own from the launcher.
-        source: What kind of process this is.
-        output_dir: Where the run's files go.
+        source: The kind of this process.
+        output_dir: The directory of the run's files.
     """
     if default_bus.is_idle:
         try:
@@ -83,7 +83,7 @@ class TitanHandler(logging.Handler):
         self._last_ns = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log what *record* completes; logging calls this under the handler's lock."""
+        """Log the events that *record* completes; logging calls this under the handler's lock."""
         try:
             found = _record(record)
             if found is not None:
@@ -109,7 +109,7 @@ def _record(record: logging.LogRecord) -> TitanRecord | None:
     name = getattr(record, "log_type_name", None)
     if not isinstance(name, str):
         return None  # plain text in the structured logger
-    # Records that a thread of torchtitan's hands over name the thread that logged them, and its step.
+    # If a thread of torchtitan passed the record on, the record names the thread that logged it, and its step.
     logged_in = getattr(record, "logging_thread_state", None)
     step, value = getattr(record, "step", None), getattr(record, "value", None)
     if step is None:

@@ -27,25 +27,25 @@ Shares: TypeAlias = "dict[BadputType, Any]"
 """Shares by type; that of CUSTOM_BADPUT_EVENTS is a dictionary by the user's type, in capitals."""
 
 _BUCKETS: Final = {BadputType[name]: bucket for bucket, name in PEER_NAMES.items()}
-"""Buckets that have another name here."""
+"""Buckets by the peer's type, if its name is not that of the bucket."""
 
 
 class GoodputCalculator:
     """
     Computes what a job's time was spent on.
 
-    The figures are the model's: they add up, and differ from the peer's where those are wrong. A call reads the records
-    since the last call; any thread may make it.
+    The figures come from trackside's model: they add up, and differ from the peer's figures where those are wrong. A
+    call reads the records since the last call. Any thread may call the methods.
 
     Args:
         job_name: The job.
         logger_name: Ignored: all files of the job are read.
-        cloud_logger: Has the records instead of files.
-        using_pathways: Taken, and not used.
-        max_logs_retention_period: Taken, and not used: all records count.
-        gcs_path: Taken, and not used.
-        cache_dir: Taken, and not used: there is no cache.
-        directory: Where the files are; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
+        cloud_logger: Stores the records, in place of files.
+        using_pathways: Accepted, and not used.
+        max_logs_retention_period: Accepted, and not used: all records count.
+        gcs_path: Accepted, and not used.
+        cache_dir: Accepted, and not used: there is no cache.
+        directory: The directory of the records; the one in ``TRACKSIDE_GOODPUT_DIR`` unless given.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class GoodputCalculator:
         self, interval_start: datetime.datetime, interval_end: datetime.datetime
     ) -> tuple[float, Shares, int, float, int]:
         """
-        Return the same for an interval, with its length in seconds and the disruptions in it.
+        Return the result of `get_job_goodput` for an interval, with its length in seconds and its disruptions.
 
-        The length is that of the part in which there was a job.
+        The length covers only the part in which there was a job.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there is no such part.
         """
         result = self._answer(start=interval_start, end=interval_end)
         return (
@@ -108,7 +108,7 @@ class GoodputCalculator:
     def get_interval_metric_details(
         self, interval_start: datetime.datetime, interval_end: datetime.datetime
     ) -> IntervalWorkloadMetricDetails:
-        """Return the same as a dictionary; its tables are empty if there was no job in the interval."""
+        """Return an interval's figures as a dictionary; its tables are empty if there was no job in the interval."""
         details = IntervalWorkloadMetricDetails(
             interval_goodput={}, interval_badput={}, interval_size=int((interval_end - interval_start).total_seconds())
         )
@@ -153,7 +153,7 @@ class GoodputCalculator:
         return dict(self._deviations)
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
-        """Return the latest answer in seconds; empty tables and zeros if nothing was asked yet."""
+        """Return the latest figures in seconds; empty tables and zeros if none were requested yet."""
         with self._lock:
             result, deviations = self._latest, dict(self._deviations)
         if result is None:
@@ -174,7 +174,7 @@ class GoodputCalculator:
         self, *, ideal_s: float | None = None, windows_s: Sequence[float] = (), since_ns: int | None = None
     ) -> GoodputUpdated:
         """
-        Return the answer of this moment as trackside's event.
+        Return the present figures as trackside's event.
 
         Args:
             ideal_s: The ideal step time, in seconds.
@@ -259,7 +259,7 @@ class ElasticGoodputCalculator(GoodputCalculator):
     """A calculator that also knows how many slices trained and how many could."""
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
-        """Return the latest answer, with ``stepping_slice_efficiency`` and ``available_slice_efficiency``."""
+        """Return the latest figures, with ``stepping_slice_efficiency`` and ``available_slice_efficiency``."""
         details: dict[str, Any] = {**super().get_job_goodput_details()}
         efficiency = self._latest.slice_efficiency if self._latest is not None else None
         if efficiency is not None:

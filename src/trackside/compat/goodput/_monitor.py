@@ -37,7 +37,7 @@ class _Uploader:
         self._thread.start()
 
     def stop(self, *, is_final: bool, timeout_s: float | None) -> None:
-        """End it, after one more upload if *is_final*; wait at most *timeout_s*."""
+        """End the thread, after one more upload if *is_final*; wait at most *timeout_s*."""
         self._is_final = is_final
         self._is_over.set()
         self._thread.join(timeout_s)
@@ -65,15 +65,15 @@ class UploadingMonitor:
         job_name: The job.
         logger_name: The recorder's logger name.
         tensorboard_dir: The scalars are written to ``goodput`` below it.
-        upload_interval: In seconds.
+        upload_interval: The interval of the uploads, in seconds.
         monitoring_enabled: Whether this process monitors; if not, every method does nothing.
         pathway_enabled: Accepted, and not used.
         include_badput_breakdown: Whether badput is reported by bucket.
         include_step_deviation: Whether the deviation of steps can be reported.
         configured_ideal_step_time: The time that a step should take, in seconds; measured unless given.
-        step_deviation_interval_seconds: The interval of that.
-        gcp_options: The metrics to send to Google Cloud Monitoring, and their owner. Those that are not given are asked
-            of the machine, which takes a second if it is none of Google's.
+        step_deviation_interval_seconds: The interval of the uploads of step deviations, in seconds.
+        gcp_options: The metrics to send to Google Cloud Monitoring, and their owner. Missing values are read from the
+            machine's metadata, which takes a second if it is not one of Google's.
         skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
         gcs_sync_interval_seconds: Accepted, and not used.
@@ -148,7 +148,7 @@ class UploadingMonitor:
             self._stop("goodput uploader", self._upload_goodput, skip_final_flush)
 
     def start_step_deviation_uploader(self) -> None:
-        """Upload each step's deviation, once, on an interval."""
+        """Upload, on an interval, the deviations of the steps since the last upload."""
         if self._is_on and self._reports_steps:
             self._start("step deviation uploader", self._deviation_s, self._upload_steps)
 
@@ -158,7 +158,7 @@ class UploadingMonitor:
             self._stop("step deviation uploader", self._upload_steps, skip_final_flush)
 
     def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: Sequence[float]) -> None:
-        """Upload the goodput of the last so many seconds, for each of *rolling_windows_seconds*, on an interval."""
+        """Upload the goodput of rolling windows of these lengths, *rolling_windows_seconds*, on an interval."""
         if self._is_on:
             self._windows_s = tuple(rolling_windows_seconds)
             self._start("rolling window uploader", self._upload_s, self._upload_windows)
@@ -177,7 +177,7 @@ class UploadingMonitor:
         self.stop_rolling_window_goodput_uploader()
 
     def close(self) -> None:
-        """Stop everything at once, without last figures; so does the end of the process."""
+        """Stop all uploads at once, without last figures; the end of the process does the same."""
         if self._is_on:
             for uploader in self._uploaders.values():
                 uploader.stop(is_final=False, timeout_s=self._timeout_s)
@@ -214,7 +214,7 @@ class UploadingMonitor:
         self._publish(self._calculator.update(windows_s=self._windows_s), _UNKNOWN)
 
     def _publish(self, update: GoodputUpdated, changes: dict[str, Any]) -> None:
-        # An event has one number, so each bus gets its own.
+        # An event gets its number from one bus, so each bus gets a copy.
         for bus in (self._bus, default_bus):
             changed: GoodputUpdated = attrs.evolve(cast("Any", update), **changes)
             bus.log(changed)

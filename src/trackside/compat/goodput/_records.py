@@ -39,7 +39,7 @@ class Log(Protocol):
 
 @event("trackside.compat.goodput.recorded", priority=ITERATION)
 class Recorded(Event):
-    """A record was made; the recorder publishes it for the file alone."""
+    """A record was made; only the sink that writes the records gets it."""
 
     payload: dict[str, Any]
 
@@ -58,7 +58,7 @@ class _Lines:
 
     def __call__(self, event: Recorded) -> None:
         line = json.dumps(event.payload, separators=(",", ":"), default=str).encode() + b"\n"
-        if self._size_bytes + len(line) > _MOST_BYTES:  # the disk has refused that much
+        if self._size_bytes + len(line) > _MOST_BYTES:  # this much waits because the disk refuses it
             self.lost += 1
             return
         self._lines.append(line)
@@ -89,7 +89,7 @@ class WrittenLog(ABC):
     A log that writes records on a thread of its own, so that a call takes no longer than publishing an event.
 
     Args:
-        job_name: The job; records of another job are dropped, as by the peer.
+        job_name: The job; records of another job are dropped, as the peer does.
     """
 
     def __init__(self, job_name: str) -> None:
@@ -132,7 +132,7 @@ class LocalLog(WrittenLog):
     """
 
     begins_again: bool = False
-    """Lines are in the order in which they were written."""
+    """Always False: lines are in the order in which they were written."""
 
     def __init__(self, job_name: str, logger_name: str, directory: str | os.PathLike[str] | None = None) -> None:
         super().__init__(job_name)
@@ -160,15 +160,15 @@ class LocalLog(WrittenLog):
             with path.open("rb") as file:
                 file.seek(start)
                 text = file.read()
-        except OSError:  # it is tried again with the next question
+        except OSError:  # the next call tries again
             return []
-        whole = text[: text.rfind(b"\n") + 1]  # the rest of an unfinished line will still come
+        whole = text[: text.rfind(b"\n") + 1]  # an unfinished line is read by a later call
         self._read_bytes[path] = start + len(whole)
         return [payload for line in whole.splitlines() if (payload := _payload(line)) is not None]
 
 
 class ForeignLog:
-    """Reads from a stand-in for the peer's log client, as its tests pass one."""
+    """Reads from a stand-in for the peer's log client, such as the peer's tests pass."""
 
     begins_again: bool = False
 
@@ -184,7 +184,7 @@ class ForeignLog:
 
 
 def reader_of(client: Any) -> Any:
-    """Return a reader of new records from *client*: the client itself, if it can."""
+    """Return a reader of new records from *client*: the client itself, if it has ``read_new``."""
     return client if hasattr(client, "read_new") else ForeignLog(client)
 
 
@@ -221,7 +221,7 @@ class GoodputRecorder:
         background_grace_period_s: Accepted for compatibility, and ignored.
         background_batch_size: Accepted for compatibility, and ignored.
         background_max_latency_s: Accepted for compatibility, and ignored: records are in the file within 50 ms.
-        directory: Where the files go; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
+        directory: The directory of the records; the one in ``TRACKSIDE_GOODPUT_DIR`` unless given.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class GoodputRecorder:
         self._record("job_end_time", end_time)
 
     def record_tpu_init_start_time(self, start_time: Time = None) -> None:
-        """Record that the accelerators begin to be initialized."""
+        """Record that the initialization of the accelerators begins."""
         self._record("tpu_init_start_time", start_time)
 
     def record_tpu_init_end_time(self, end_time: Time = None) -> None:
@@ -270,7 +270,7 @@ class GoodputRecorder:
         self._record("tpu_init_end_time", end_time)
 
     def record_training_preparation_start_time(self, start_time: Time = None) -> None:
-        """Record that the training begins to be prepared."""
+        """Record that the preparation of the training begins."""
         self._record("training_prep_start_time", start_time)
 
     def record_training_preparation_end_time(self, end_time: Time = None) -> None:
@@ -294,7 +294,7 @@ class GoodputRecorder:
     def record_custom_badput_event_end_time(
         self, end_time: Time = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Record the end of what `record_custom_badput_event_start_time` began."""
+        """Record the end of an event that `record_custom_badput_event_start_time` began."""
         self._record("custom_badput_event_end_time", end_time, custom_badput_event_type=custom_badput_event_type)
 
     def _record(self, key: str, at: Time, **more: object) -> None:
@@ -310,7 +310,7 @@ class ElasticGoodputRecorder(GoodputRecorder):
     def record_elastic_slice_counts(
         self, active_slices: int, total_slices: int, available_slices: int, timestamp: Time = None
     ) -> None:
-        """Record how many slices train, belong to the job, and could train."""
+        """Record how many slices train, how many belong to the job, and how many could train."""
         self._record(
             "elastic_slice_counts_timestamp",
             timestamp,
@@ -320,7 +320,7 @@ class ElasticGoodputRecorder(GoodputRecorder):
         )
 
     def record_elastic_wait_start_time(self, event_type: str, start_time: Time = None) -> None:
-        """Record that the job begins to wait for slices: *event_type* has ``scale_up`` in it, or means slices down."""
+        """Record that the job begins to wait for slices; *event_type* contains ``scale_up``, else slices are down."""
         self._record("elastic_wait_start_time", start_time, elastic_wait_event_type=event_type)
 
     def record_elastic_wait_end_time(self, event_type: str, end_time: Time = None) -> None:
@@ -328,9 +328,9 @@ class ElasticGoodputRecorder(GoodputRecorder):
         self._record("elastic_wait_end_time", end_time, elastic_wait_event_type=event_type)
 
     def record_elastic_reinit_start_time(self, start_time: Time = None) -> None:
-        """Record that the job begins to set itself up for another number of slices."""
+        """Record that the reinitialization for another number of slices begins."""
         self._record("elastic_reinit_start_time", start_time)
 
     def record_elastic_reinit_end_time(self, end_time: Time = None) -> None:
-        """Record that the job has set itself up for the new number of slices."""
+        """Record that the reinitialization for the new number of slices is over."""
         self._record("elastic_reinit_end_time", end_time)

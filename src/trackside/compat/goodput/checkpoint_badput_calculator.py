@@ -86,9 +86,9 @@ class CheckpointLoggerOptions:
     job_name: str = "checkpoint_job"
     logger_name: str = "checkpoint_logger"
     client: Any = None
-    """A client of Google Cloud Logging; local files are read without one."""
+    """A client of Google Cloud Logging; if it is None, local files are read."""
     use_goodput_logger: bool = False
-    """Whether the records are those in `CheckpointBadputCalculator.entries`, and none are read."""
+    """Whether to use the records in `CheckpointBadputCalculator.entries`, and read none."""
 
 
 class CheckpointBadputCalculator:
@@ -120,7 +120,7 @@ class CheckpointBadputCalculator:
     def is_valid_save_stats(
         self, step_stats: Mapping[str, Any], operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> bool:
-        """Return whether the record is of a save of that type."""
+        """Return whether the record *step_stats* is of a save of *operation_type*."""
         if step_stats.get("event_type") != OPERATION_TYPE_SAVE:
             return False
         if operation_type in {OPERATION_TYPE_LOCAL, OPERATION_TYPE_PERSISTENT}:
@@ -130,14 +130,14 @@ class CheckpointBadputCalculator:
     def is_valid_restore_stats(
         self, step_stats: Mapping[str, Any], operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> bool:
-        """Return whether the record is of a restore of that type; an emergency restore is the local one."""
+        """Return whether *step_stats* is of a restore of *operation_type*; an emergency restore is the local one."""
         wanted = _RESTORES.get(operation_type or "")
         return step_stats.get("event_type") in ({wanted} if wanted else set(_RESTORES.values()))
 
     def calculate_save_operation_checkpoint_manager_blocking_time(
         self, operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> SaveCheckpointManagerVerticalStepStats:
-        """Return the times of saves of that type."""
+        """Return the times of the saves of *operation_type*."""
         self.entries = self.read_entries()
         records = [one for one in self.entries if self.is_valid_save_stats(one, operation_type)]
         return SaveCheckpointManagerVerticalStepStats(**_figures(records, _SAVE))
@@ -145,7 +145,7 @@ class CheckpointBadputCalculator:
     def calculate_restore_operation_checkpoint_manager_blocking_time(
         self, operation_type: str | None = OPERATION_TYPE_PERSISTENT_AND_LOCAL
     ) -> RestoreCheckpointManagerVerticalStepStats:
-        """Return the times of restores of that type."""
+        """Return the times of the restores of *operation_type*."""
         self.entries = self.read_entries()
         records = [one for one in self.entries if self.is_valid_restore_stats(one, operation_type)]
         return RestoreCheckpointManagerVerticalStepStats(**_figures(records, _RESTORE))

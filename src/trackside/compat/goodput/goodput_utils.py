@@ -88,14 +88,14 @@ class IntervalWorkloadMetricDetails(TypedDict):
 
 
 class ElasticWorkloadMetricDetails(WorkloadMetricDetails, total=False):
-    """The same of an elastic job; efficiencies are from 0 to 1."""
+    """The result of `get_job_goodput_details` for an elastic job; efficiencies are from 0 to 1."""
 
     stepping_slice_efficiency: float
     available_slice_efficiency: float
 
 
 class MonitoringWindowType(enum.Enum):
-    """The steps that `compute_step_deviation_from_baseline` compares the latest ones with."""
+    """Whether `compute_step_deviation_from_baseline` compares the latest steps with a baseline."""
 
     CUMULATIVE = "cumulative"
     INTERVAL = "interval"
@@ -160,11 +160,11 @@ def compute_step_deviation_from_baseline(
     Return by how many seconds the latest steps deviate more than the steps before them.
 
     Args:
-        step_time_deviation: By step, in order, in seconds.
-        mode: Whether there is a baseline, which takes enough steps.
-        recent_window_size: Steps that are the latest.
-        baseline_window_size: Steps before them that are the baseline.
-        spike_percentile: Of the latest steps, from 0 to 100.
+        step_time_deviation: The deviations by step, in order, in seconds.
+        mode: Whether to subtract a baseline, if there are enough steps for one.
+        recent_window_size: The number of the latest steps.
+        baseline_window_size: The number of steps before them, which are the baseline.
+        spike_percentile: The percentile of the latest steps that counts, from 0 to 100.
     """
     deviations = [abs(value) for value in step_time_deviation.values()]
     if len(deviations) < _RECENT:
@@ -180,7 +180,7 @@ def compute_step_deviation_from_baseline(
 # --- what a machine of Google's says about itself ---------------------------------------------------------------------
 
 _METADATA_HOST: Final = "169.254.169.254"
-"""The address as a number: where there is no such machine, looking up a name would take longer than the timeout."""
+"""The numeric address: on another machine, looking up the name would take longer than the timeout."""
 _METADATA_BYTES: Final = 4096
 _METADATA_S: Final = 1.0
 
@@ -198,14 +198,14 @@ MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Final = {
     "a2": "NVIDIA-A100",
     "gpu": "GPU",
 }
-"""By a part of the machine type's name, the first that fits; the names are those of the peer's dashboards."""
+"""By a part of the machine type's name; the first that fits counts. The names are those of the peer's dashboards."""
 
 
 def get_gcp_metadata(category: str, attribute: str, timeout: float = _METADATA_S) -> str | None:
     """
-    Return a value from the machine's metadata server; None after *timeout* seconds, or on another machine.
+    Return a value from the machine's metadata server; None after *timeout* seconds, or if it is not Google's.
 
-    ``GCE_METADATA_HOST`` names another server, as for Google's own libraries.
+    ``GCE_METADATA_HOST`` names another server, as it does for Google's own libraries.
     """
     host = os.environ.get("GCE_METADATA_HOST") or _METADATA_HOST
     url = f"http://{host}/computeMetadata/v1/{category}/{attribute}"
@@ -216,7 +216,7 @@ def get_gcp_metadata(category: str, attribute: str, timeout: float = _METADATA_S
             found: str = answer.read(_METADATA_BYTES).decode()
     except (OSError, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it is the answer, too, and still open
+            error.close()  # the error is the response, too, and still open
         logger.info("the metadata server has no %s/%s: %s", category, attribute, error)
         return None
     return found
@@ -228,13 +228,13 @@ def get_gcp_project_id() -> str | None:
 
 
 def get_node_zone() -> str | None:
-    """Return the machine's zone, as ``europe-west4-a``."""
+    """Return the machine's zone, for example ``europe-west4-a``."""
     zone = get_gcp_metadata("instance", "zone")
     return zone.rpartition("/")[2] if zone else None
 
 
 def get_accelerator_type() -> str:
-    """Return the accelerator of the machine's type, as ``NVIDIA-H100``; ``UNKNOWN`` if it is not known."""
+    """Return the accelerator of the machine's type, for example ``NVIDIA-H100``; ``UNKNOWN`` if it is not known."""
     machine = (get_gcp_metadata("instance", "machine-type") or "").rpartition("/")[2].lower()
     known = MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items()
     return next((name for part, name in known if machine and part in machine), "UNKNOWN")

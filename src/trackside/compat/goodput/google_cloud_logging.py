@@ -18,7 +18,7 @@ with needing_extra("Google Cloud Logging", "google-cloud-logging"):
 
 RETENTION: Final = datetime.timedelta(days=7)
 _OVERLAP: Final = datetime.timedelta(minutes=1)
-"""Records up to this time before the latest one may have arrived late, and are read again."""
+"""Records that arrived up to this time before the latest one are requested again: one may have been missed."""
 _PAGE: Final = 1_000
 _BATCH: Final = 500
 _FINAL_ERRORS: Final = (exceptions.InvalidArgument, exceptions.NotFound)
@@ -31,7 +31,8 @@ class GoogleCloudLog(WrittenLog):
 
     Calculators of trackside and of the peer read the records of both recorders.
     Writing takes no longer than publishing an event: a thread sends the records, and repeats those that did not arrive;
-    the service keeps each once. Reading requests the records since the last call, and raises the library's errors.
+    the service keeps each record once. Reading requests the records since the last call, and raises the library's
+    errors.
 
     Args:
         job_name: The job.
@@ -56,7 +57,7 @@ class GoogleCloudLog(WrittenLog):
         self._retention = retention
         self._entries = _Entries(self._logger)
         self.begins_again: bool = False
-        """Whether the last answer of `read_new` has all records: one came that is older than what was read before."""
+        """Whether `read_new` last returned all records, because one came that is older than a record read before."""
         self._forget()
 
     def _forget(self) -> None:
@@ -69,11 +70,11 @@ class GoogleCloudLog(WrittenLog):
 
     @property
     def lost(self) -> int:
-        """Records that did not arrive."""
+        """The number of records that did not arrive."""
         return self._entries.exporter.lost
 
     def read_new(self) -> list[Payload]:
-        """Return the records that came since the last time, by their times; or all, see `begins_again`."""
+        """Return the records that came since the last call, in the order of their times; or all, see `begins_again`."""
         found = self._fetch()
         self.begins_again = self._latest is not None and any(entry.timestamp < self._latest for entry in found)
         if self.begins_again:
@@ -91,7 +92,7 @@ class GoogleCloudLog(WrittenLog):
         return [entry.payload for entry in found]
 
     def _fetch(self) -> list[Any]:
-        """Return the entries that were not read yet, by their times."""
+        """Return the entries that were not read yet, in the order of their times."""
         since = datetime.datetime.now(datetime.timezone.utc) - self._retention
         parts = [
             "severity=INFO",
@@ -125,7 +126,7 @@ class _Entries:
         entry = {
             "info": json.loads(text),
             "severity": "INFO",
-            # The library takes no ns.
+            # The library accepts no nanoseconds.
             "timestamp": datetime.datetime.fromtimestamp(event.at_ns // 1000 / 1e6, datetime.timezone.utc),
             "insert_id": f"{self._prefix}-{self._count:012d}",
         }

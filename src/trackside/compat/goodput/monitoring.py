@@ -31,9 +31,9 @@ class GoodputMonitor(UploadingMonitor):
     """
     Publishes a job's goodput on an interval, for TensorBoard and on trackside's bus.
 
-    Its arguments are those of `UploadingMonitor`. Rolling windows, which the peer draws in its cloud alone, are curves
-    like the rest. On a machine of Google's, or with a project and a location in ``gcp_options``, all of it goes to
-    Google Cloud Monitoring too, unless ``gcp_options`` turn that off.
+    Its arguments are those of `UploadingMonitor`. Rolling windows are curves like the other figures; the peer draws
+    them in its cloud alone. On a machine of Google's, or with a project and a location in ``gcp_options``, all figures
+    go to Google Cloud Monitoring too, unless ``gcp_options`` turn that off.
     """
 
     def _sinks(self, directory: str) -> Sequence[Handler]:
@@ -47,7 +47,7 @@ class GoodputMonitor(UploadingMonitor):
             only.append("step_deviation")
         if not only:
             return []
-        # If the project is not known, the machine is none of Google's and has no metadata.
+        # If the project is not known, the machine is not Google's and has no metadata.
         project = options.project_id or get_gcp_project_id()
         location = project and (options.location or get_node_zone())
         if not project or not location:
@@ -58,7 +58,7 @@ class GoodputMonitor(UploadingMonitor):
             return []
         accelerator = options.acc_type or get_accelerator_type()
         try:
-            # One for each uploader, because waiting updates replace each other.
+            # One sink for each uploader, because waiting updates replace each other.
             return [
                 cloud.GoogleCloudMonitoringSink(
                     project,

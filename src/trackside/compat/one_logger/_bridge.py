@@ -1,4 +1,4 @@
-"""From trackside's events to the calls of an exporter."""
+"""The translation of trackside's events to the calls of an exporter."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ EVENTS: Final[dict[type[OurEvent], tuple[StrEnum, type[Attributes]]]] = {
     ProductiveWorkSaved: (Name.SAVE_CHECKPOINT_SUCCESS, known.SaveCheckpointSuccessEventAttributes),
     CheckpointMetricsUpdated: (Name.SYNC_CHECKPOINT_METRICS_UPDATE, known.SyncCheckpointMetricsUpdateAttributes),
 }
-"""By trackside's class, One Logger's name of the event and the class of its attributes."""
+"""One Logger's name of an event and the class of its attributes, by trackside's class."""
 
 _ITERATIONS: Final = {**span_names.OF_ITERATION, "testing": span_names.TESTING_ITERATION_ALIAS}
 _THROUGHPUT: Final = frozenset(
@@ -97,7 +97,7 @@ _MOST_EARLY: Final = 64
 
 
 def span_uuid(source_id: str, span_id: int) -> uuid.UUID:
-    """Return the id, unique in the world, of span *span_id* of a process."""
+    """Return the globally unique id of the span *span_id* of a source."""
     try:
         high = int(source_id, 16)
     except ValueError:
@@ -109,11 +109,11 @@ class ExportHandler:
     """
     Feeds one exporter, on a thread of its own, from the events of this process or from recorded ones.
 
-    The metric updates come from its own model, so that each comes before the end of its span.
+    The metric updates come from a model of its own, so that each comes before the end of its span.
 
     Args:
         exporter: The exporter to feed; it must be initialized.
-        is_exported: Returns whether spans of a name are exported, with all that belongs to them.
+        is_exported: Returns whether spans of a name are exported, with their events.
     """
 
     runs_on = RunsOn.WORKER
@@ -125,12 +125,12 @@ class ExportHandler:
         self._metrics = TrainingMetrics(publish=self._export_update)
         self._open: dict[int, Span] = {}
         self._early: dict[int, list[Event]] = {}
-        """By span id, events of spans that are published only when they end."""
+        """The events, by span id, of spans that are published only when they end."""
         self._application: Span | None = None
         self._unattached: list[OurEvent] = []
         """The events of the application that came before its span."""
         self._is_throughput_wanted = True
-        """Unless the training's configuration says otherwise."""
+        """True unless the training's configuration says otherwise."""
         self._latest_ns = 0
         self._source_id = ""
         self._has_exported = False
@@ -139,7 +139,7 @@ class ExportHandler:
 
     def __call__(self, event: OurEvent) -> None:
         """
-        Export what *event* records.
+        Make the exporter's calls for *event*.
 
         Raises:
             Exception: the first exception of the exporter, after every call was made.
@@ -277,7 +277,7 @@ class ExportHandler:
 
     def _export_update(self, event: OurEvent) -> None:
         if isinstance(event, TrainingWindowUpdated):
-            self._window = event  # it comes just before the update over the job, which has its figures too
+            self._window = event  # the job's update comes next; both are exported as one event
             return
         span = self._open.get(event.span_id)
         if isinstance(event, ProductiveWorkSaved) and event.checkpoint_strategy == "async":

@@ -24,7 +24,7 @@ def initialize(settings: Any, given: Mapping[str, Any]) -> None:
     Initialize *settings* with *given*; an unknown name is ignored, with a line in the log.
 
     Raises:
-        OneLoggerError: if a field that is needed is missing, or one is not what it should be.
+        OneLoggerError: if a required field is missing, or a value is wrong.
     """
     fields = attrs.fields_dict(type(settings))
     strange = sorted(set(given).difference(fields))
@@ -41,14 +41,14 @@ def initialize(settings: Any, given: Mapping[str, Any]) -> None:
 
 
 class Settings:
-    """A configuration with those methods of pydantic's models that jobs call on the peer's."""
+    """A configuration with the methods of pydantic's models that jobs call on the peer's configurations."""
 
     __slots__ = ()
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
         """
-        Return the configuration that a mapping describes; one that is one already is returned as it is.
+        Return the configuration that the mapping *obj* describes; if *obj* is a configuration, return it as it is.
 
         Raises:
             OneLoggerError: if a field is missing or wrong.
@@ -58,7 +58,7 @@ class Settings:
     def model_dump(
         self, *, include: Container[str] | None = None, exclude: Container[str] = (), exclude_none: bool = False
     ) -> dict[str, Any]:
-        """Return the fields as a dictionary, configurations within it as dictionaries, too."""
+        """Return the fields as a dictionary; configurations within it become dictionaries, too."""
         table = {
             name: value.model_dump(exclude_none=exclude_none) if isinstance(value, Settings) else value
             for name, value in self._fields().items()
@@ -68,7 +68,7 @@ class Settings:
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """
-        Return a copy with the fields of *update* in it; *deep* copies what the fields hold, too.
+        Return a copy with the fields of *update* in it; *deep* copies the values of the other fields, too.
 
         Raises:
             OneLoggerError: if a field of *update* is wrong.

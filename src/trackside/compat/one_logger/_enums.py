@@ -6,7 +6,7 @@ import enum
 
 
 class StrEnum(str, enum.Enum):
-    """As ``enum.StrEnum``, which Python 3.10 lacks."""
+    """A class like ``enum.StrEnum``, which Python 3.10 lacks."""
 
     def __str__(self) -> str:
         return str(self.value)

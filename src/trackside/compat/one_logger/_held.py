@@ -23,7 +23,7 @@ _MOST_EVENTS: Final = 64
 
 
 class HeldSpan(Span):
-    """A One Logger span that delegates to an open span of trackside's, and makes values only on request."""
+    """A One Logger span that delegates to an open span of trackside's, and makes its values only on request."""
 
     def __init__(self, live: OurSpan, parent_span: Span | None = None) -> None:
         self.live = live
@@ -34,7 +34,7 @@ class HeldSpan(Span):
         self._way_back: tuple[Ambient, Ambient] | None = None
 
     def open_within(self, parent: HeldSpan, at_ns: int | None) -> None:
-        """Open the span within *parent*, which need not be the current one; closing it restores the current one."""
+        """Open the span within *parent*, which need not be the current span; closing it restores the current span."""
         around = ambient.get()
         inside_parent = (parent.live.id, around[1])
         self._way_back = inside_parent, around
@@ -43,7 +43,7 @@ class HeldSpan(Span):
 
     @property
     def id(self) -> uuid.UUID:  # type: ignore[override]  # an attribute there
-        """The span's id, as exporters get it; of a span that is not recorded, any."""
+        """The span's id, as exporters get it; a random one if the span is not recorded."""
         if self._id is None:
             self._id = span_uuid(process_source().id, self.live.id) if self.live.id else uuid.uuid4()
         return self._id
@@ -60,7 +60,7 @@ class HeldSpan(Span):
 
     @property
     def updated_attributes(self) -> Attributes:  # type: ignore[override]  # an attribute there
-        """Return `attributes`: updates are not kept apart."""
+        """The same as `attributes`: updates are not kept apart."""
         return self.attributes
 
     @property

@@ -21,10 +21,10 @@ class _KnownAttributes(Attributes):
     @classmethod
     def create(cls, *values: Any, **given: Any) -> Self:
         """
-        Return the attributes given, in the order of `REQUIRED` and `OPTIONAL` or by name; None is left out.
+        Return attributes from *values*, in the order of `REQUIRED` and `OPTIONAL`, and from *given*; None is left out.
 
         Raises:
-            OneLoggerError: if one that is required is missing, or one is given that the class does not have.
+            OneLoggerError: if a required attribute is missing, or the class does not have one that is given.
         """
         names = (*cls.REQUIRED, *cls.OPTIONAL)
         known = {**dict(zip(names, values, strict=False)), **given}
@@ -43,7 +43,7 @@ class _KnownAttributes(Attributes):
 
 
 class TrainingLoopAttributes(_KnownAttributes):
-    """Of the span ``training_loop``."""
+    """The attributes of the span ``training_loop``."""
 
     REQUIRED = ("train_iterations_start", "train_samples_start")
     OPTIONAL = (
@@ -55,13 +55,13 @@ class TrainingLoopAttributes(_KnownAttributes):
 
 
 class CheckpointSaveSpanAttributes(_KnownAttributes):
-    """Of the spans ``checkpoint_save_sync`` and ``checkpoint_save_async``."""
+    """The attributes of the spans ``checkpoint_save_sync`` and ``checkpoint_save_async``."""
 
     REQUIRED = ("checkpoint_strategy", "current_iteration", "save_checkpoint_attempt_count")
 
 
 class OneLoggerInitializationAttributes(_KnownAttributes):
-    """Of the event ``one_logger_initialization``."""
+    """The attributes of the event ``one_logger_initialization``."""
 
     REQUIRED = (
         "world_size",
@@ -77,7 +77,7 @@ class OneLoggerInitializationAttributes(_KnownAttributes):
 
 
 class TrainingTelemetryAttributes(_KnownAttributes):
-    """Of the event ``update_training_telemetry_config``."""
+    """The attributes of the event ``update_training_telemetry_config``."""
 
     REQUIRED = ("perf_tag", "global_batch_size", "log_every_n_train_iterations")
     OPTIONAL = (
@@ -98,7 +98,7 @@ class TrainingTelemetryAttributes(_KnownAttributes):
 
 
 class TrainingMetricsUpdateAttributes(_KnownAttributes):
-    """Of the event ``training_metrics_update``."""
+    """The attributes of the event ``training_metrics_update``."""
 
     REQUIRED = (
         "train_iterations_start",
@@ -132,7 +132,7 @@ class TrainingMetricsUpdateAttributes(_KnownAttributes):
 
 
 class ValidationMetricsUpdateAttributes(_KnownAttributes):
-    """Of the event ``validation_metrics_update``."""
+    """The attributes of the event ``validation_metrics_update``."""
 
     REQUIRED = ("current_iteration", "interval")
     OPTIONAL = (
@@ -144,7 +144,7 @@ class ValidationMetricsUpdateAttributes(_KnownAttributes):
 
 
 class TestingMetricsUpdateAttributes(_KnownAttributes):
-    """Of the event ``testing_metrics_update``."""
+    """The attributes of the event ``testing_metrics_update``."""
 
     __test__ = False  # to pytest
 
@@ -152,7 +152,7 @@ class TestingMetricsUpdateAttributes(_KnownAttributes):
 
 
 class SaveCheckpointSuccessEventAttributes(_KnownAttributes):
-    """Of the event ``save_checkpoint_success``."""
+    """The attributes of the event ``save_checkpoint_success``."""
 
     REQUIRED = (
         "checkpoint_strategy",
@@ -174,7 +174,7 @@ class SaveCheckpointSuccessEventAttributes(_KnownAttributes):
 
 
 class SyncCheckpointMetricsUpdateAttributes(_KnownAttributes):
-    """Of the event ``sync_checkpoint_metrics_update``."""
+    """The attributes of the event ``sync_checkpoint_metrics_update``."""
 
     REQUIRED = (
         "save_checkpoint_sync_time_total_sec",
@@ -184,7 +184,7 @@ class SyncCheckpointMetricsUpdateAttributes(_KnownAttributes):
 
 
 class StandardTrainingJobEventName(StrEnum):
-    """The names of a training job's events, on the span that each belongs to."""
+    """The names of a training job's events; each event belongs to a span."""
 
     ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
     UPDATE_TRAINING_TELEMETRY_CONFIG = "update_training_telemetry_config"

@@ -72,9 +72,9 @@ class Detector:
     """
     Straggler detection under the peer's names; everything is a class method.
 
-    Reports are over this process's group of ranks where torch has one, by a gloo group of their own; sections are
-    published as `SectionWindow` events too. The median of an even number of values is the mean of the two middle
-    ones, the deviation is the population's.
+    If torch has a process group, a report covers all its ranks, which communicate over a separate gloo group. Sections
+    are also published as `SectionWindow` events. The median of an even number of values is the mean of the two middle
+    ones; the deviation is that of the population.
     """
 
     initialized: bool = False
@@ -101,14 +101,14 @@ class Detector:
         node_name: str | None = None,
     ) -> None:
         """
-        Begin.
+        Start the detection.
 
         Args:
             scores_to_compute: ``relative_perf_scores``, ``individual_perf_scores``, both, or ``all``.
             gather_on_rank0: Whether rank 0 reports on all ranks, or each on itself.
             profiling_interval: One in so many entries of a section is timed.
             report_time_interval: Seconds between reports, for `generate_report_if_interval_elapsed`.
-            node_name: What to call this node; its host name unless given.
+            node_name: The name of this node; its host name unless given.
         """
         if cls._running is not None:
             raise AssertionError("the detector is initialized already")
@@ -139,7 +139,7 @@ class Detector:
 
     @classmethod
     def detection_section(cls, name: str | None = None, profile_cuda: bool = True) -> Section:  # noqa: FBT001, FBT002
-        """Return a section, for a ``with`` block; one without a name is called after its file and line."""
+        """Return a section, for a ``with`` block; without a *name*, it is named after its file and line."""
         running = cls._now()
         if name is None:
             return running.unnamed_section(gpu=profile_cuda, depth=1)
@@ -147,7 +147,7 @@ class Detector:
 
     @classmethod
     def wrap_callables(cls, callable_ids: Iterable[CallableId], profile_cuda: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Time each call of some functions; more of them can be wrapped later, and none is lost."""
+        """Time each call of the given functions; a later call of this method adds more functions."""
         running = cls._now()
         (running.gpu_layers if profile_cuda else running.layers).wrap(callable_ids)
 
@@ -176,7 +176,7 @@ class Detector:
 
     @classmethod
     def is_interval_elapsed(cls) -> bool:
-        """Return whether a report was due at the last such call, on this rank or on another one."""
+        """Return whether a report is due after the iteration that was counted last."""
         return cls._now().interval.is_interval_elapsed()
 
 
@@ -196,7 +196,7 @@ class CallableId(NamedCallable):
     ignored_args: Any = None
 
     def __str__(self) -> str:
-        # As the peer does: it names a nested class by its last name alone.
+        # Like the peer, which names a nested class by its last name alone.
         if inspect.ismodule(self.obj):
             owner = self.obj.__name__
         elif inspect.isclass(self.obj):

@@ -1,4 +1,4 @@
-"""The peer's module of the interval between reports: given in seconds, counted in iterations, as ranks can agree on."""
+"""The peer's module of the interval between reports: given in seconds, but counted in iterations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _alone(value: float) -> float:
 
 @attrs.define
 class ReportIntervalTracker:
-    """Turns an interval in seconds into one in iterations, once: by the lower median of the first sixteen steps."""
+    """Converts an interval from seconds to iterations, once, by the lower median of the first sixteen steps."""
 
     INTERVAL_ESTIMATION_ITERS: ClassVar[int] = 16
 
@@ -35,7 +35,7 @@ class ReportIntervalTracker:
     profiling_interval: int = 1
     """The least number of iterations between reports: more frequent ones would be empty."""
     largest: Callable[[float], float] = attrs.field(default=_alone, kw_only=True)
-    """Returns the largest value of all ranks; a collective where there are several."""
+    """Returns the largest value of all ranks; a collective if there are several ranks."""
 
     def iter_increase(self) -> None:
         """Count an iteration; at the seventeenth, agree on the interval."""

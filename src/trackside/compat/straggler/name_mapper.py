@@ -13,7 +13,7 @@ _TIMEOUT_S: Final = 300.0
 
 class NameMapper:
     """
-    Numbers sections and kernels from 0, each by itself, the same on all ranks; a number never changes.
+    Gives sections and kernels numbers from 0, separately, the same on all ranks; a number never changes.
 
     Args:
         group: The ranks that agree; all of this process's group unless given.
@@ -49,7 +49,7 @@ class NameMapper:
         return dict(enumerate(self.section_name_to_id))
 
     def gather_and_assign_ids(self, kernel_names: Sequence[str], section_names: Sequence[str]) -> None:
-        """Give numbers to the names of all ranks, rank by rank; a collective where there are several."""
+        """Give numbers to the names of all ranks, rank by rank; a collective if there are several ranks."""
         if self._group is None and is_distributed():
             self._group = RankGroup(_TIMEOUT_S)
         mine = json.dumps([list(kernel_names), list(section_names)]).encode()

@@ -46,7 +46,7 @@ Summaries = Mapping[str, Mapping[Statistic, float]]
 
 @attrs.frozen
 class Report:
-    """The scores of all ranks, or of this one. A missing score is NaN; why it is missing is in `missing`."""
+    """The scores of all ranks, or of this one. A missing score is NaN, and `missing` has the reason."""
 
     gpu_relative_perf_scores: Mapping[int, float]
     section_relative_perf_scores: Mapping[str, Mapping[int, float]]
@@ -54,9 +54,9 @@ class Report:
     section_individual_perf_scores: Mapping[str, Mapping[int, float]]
     rank_to_node: Mapping[int, str]
     local_section_summaries: Summaries
-    """Of this rank, in milliseconds."""
+    """The durations of this rank's sections, in milliseconds."""
     local_kernel_summaries: Summaries
-    """Of this rank, in microseconds."""
+    """The durations of this rank's kernels, in microseconds."""
     generate_report_elapsed_time: float
     """In milliseconds."""
     gather_on_rank0: bool
@@ -97,9 +97,9 @@ def report_from(
 
     Args:
         ours: The window's scores.
-        rank: This process's.
+        rank: This process's rank.
         gather_on_rank0: Whether the report is on all ranks or on *rank* alone.
-        seen: The sections of all windows so far, which a gathered report has for every rank.
+        seen: The sections of all windows so far; a gathered report has all of them for every rank.
         kinds: The kinds of scores that were asked for.
         elapsed_ms: The time that the report took, in ms.
     """
@@ -161,8 +161,8 @@ class ReportGenerator:
     Args:
         scores_to_compute: ``relative_perf_scores``, ``individual_perf_scores``, or both.
         gather_on_rank0: Whether rank 0 reports on all ranks, or each on itself.
-        pg: Only None, which is all ranks.
-        node_name: What to call this node; its host name unless given.
+        pg: It must be None, which means all ranks.
+        node_name: The name of this node; its host name unless given.
 
     Raises:
         ConfigError: if a group of ranks is given.
@@ -210,10 +210,10 @@ class ReportGenerator:
         return self.report_of([kernels, SectionWindow(**common, **sections, entries=sections["counts"])])
 
     def report_of(self, mine: Sequence[Event]) -> Report | None:
-        """Return a report on the windows *mine*, which are this rank's of one window; every rank has to call it."""
+        """Return a report on one window, of which *mine* are this rank's events; every rank has to call it."""
         start_s = time.perf_counter()
         self._reports += 1
-        # Individual scores need no other rank: then there is no communication.
+        # Individual scores alone need no communication with other ranks.
         is_shared = self.gather_on_rank0 or "relative" in self._kinds
         group = self.joined() if is_shared else None
         source = self._source(group)
@@ -241,7 +241,7 @@ class ReportGenerator:
         )
 
     def joined(self) -> RankGroup | None:
-        """Return the group of all ranks, made when it is first needed; None where there is one process."""
+        """Return the group of all ranks, made when it is first needed; None if there is one process."""
         if self._group is None and is_distributed():
             self._group = RankGroup(_GATHER_TIMEOUT_S)
         return self._group
@@ -267,7 +267,7 @@ class ReportGenerator:
 
 
 def _columns(summaries: Mapping[str, Mapping[Statistic, float]], unit_ns: float) -> dict[str, Any]:
-    """Return *summaries* as the columns of a window; a deviation that is not known is 0."""
+    """Return *summaries* as the columns of a window; NaN, for example of a deviation that is not known, becomes 0."""
     rows = list(summaries.values())
 
     def column(statistic: Statistic) -> list[float]:

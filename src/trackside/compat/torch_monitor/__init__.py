@@ -2,10 +2,10 @@
 The names of ``torch.monitor`` over trackside's bus, and a bridge between the two.
 
 With ``from trackside.compat import torch_monitor as monitor`` in place of ``from torch import monitor``, stats and
-events go to trackside, and torch is not needed. Where the import cannot be changed, the bridge brings them::
+events go to trackside, and torch is not needed. Where the import cannot be changed, the bridge connects the two::
 
-    from_torch_monitor()  # what others report through torch.monitor is in our stream
-    trackside.subscribe(ToTorchMonitor())  # handlers registered there get our events
+    from_torch_monitor()  # what others report through torch.monitor goes to trackside
+    trackside.subscribe(ToTorchMonitor())  # handlers registered with torch.monitor get trackside's events
 """
 
 from trackside.compat.torch_monitor._names import (

@@ -30,7 +30,7 @@ class Aggregation(enum.IntEnum):
     """The figures that a `Stat` computes of a window."""
 
     VALUE = 0
-    """The last one."""
+    """The last value."""
     MEAN = 2
     COUNT = 3
     SUM = 4
@@ -55,7 +55,7 @@ class Event:
 
     name: str
     timestamp: datetime.datetime
-    """Naive times are local ones."""
+    """Naive times are local times."""
     data: dict[str, Any] = attrs.field(converter=dict, validator=_check_data)
 
 
@@ -100,7 +100,8 @@ class Stat:
     """
     Statistics of values over windows of equal length, each of which is logged as an event when it is over.
 
-    A window ends with the first value after it, or with this object. `Stat.get` is of the last window that ended.
+    A window ends at the first value after its time, or when this object is deleted. `Stat.get` returns the figures of
+    the last window that ended.
 
     Args:
         name: The name of the measured quantity.
@@ -217,10 +218,10 @@ class _Values:
 
 class _WaitCounter:
     """
-    Records how long waits took, in seconds, as the stat *key*. As private as torch's, which its own tests import.
+    Records the durations of waits, in seconds, as the stat *key*; private as in torch, whose own tests import it.
 
     Args:
-        key: What is waited for.
+        key: The name of the stat.
     """
 
     def __init__(self, key: str) -> None:
@@ -238,7 +239,7 @@ class _WaitCounter:
 
 class TensorboardEventHandler:
     """
-    Draws stats: register it, and each statistic of each window is a point.
+    Draws stats: once it is registered, each statistic of each window is a point.
 
     Args:
         writer: Anything with the method ``add_scalar`` of torch's ``SummaryWriter``.

@@ -23,7 +23,7 @@ _INT64: Final = 1 << 63
 _MOST_SENT: Final = 65_536
 
 _sent: OrderedDict[int, Any] = OrderedDict()
-"""By identity, trackside's events that may come back: every handler there gets the same object."""
+"""The events sent to torch.monitor, by ``id()``: its handlers get the same objects, so these may come back."""
 
 
 @event("torch.monitor.event", priority=ITERATION)
@@ -36,7 +36,7 @@ class TorchMonitorEvent(Event):
 
 def from_torch_monitor(bus: Bus = default_bus) -> TorchMonitorTap:
     """
-    Bring what is logged through ``torch.monitor`` onto *bus*, until the result is closed.
+    Publish the events that are logged through ``torch.monitor`` on *bus*, until the result is closed.
 
     Its events become `TorchMonitorEvent`, the windows of its stats `CounterWindow`.
 
@@ -70,7 +70,7 @@ class TorchMonitorTap(Closing):
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # noqa: SLF001  before threads are joined
 
     def close(self) -> None:
-        """Unregister, and publish what was received until now."""
+        """Unregister the handler, and publish the events received until now."""
         with self._closing:
             handle, self._handle = self._handle, None
         if handle is None:  # a second unregistration would abort the process
@@ -117,8 +117,8 @@ class ToTorchMonitor:
     """
     A handler that logs trackside's events through ``torch.monitor``, for its handlers, on a thread of its own.
 
-    An event's fields are its data, nested ones under dotted names; what torch.monitor has no type for is left out. A
-    counter's window is an event of a stat, as ``torch.monitor.TensorboardEventHandler`` reads it.
+    An event's fields become its data, nested ones under dotted names; values of types that torch.monitor lacks are left
+    out. A counter's window becomes an event of a stat, which ``torch.monitor.TensorboardEventHandler`` can read.
 
     Raises:
         ConfigError: if torch is not installed.
@@ -131,10 +131,10 @@ class ToTorchMonitor:
 
     def __call__(self, event: Event) -> None:
         """
-        Log *event* there.
+        Log *event* through ``torch.monitor``.
 
         Raises:
-            Exception: what a handler registered there raises.
+            Exception: the exception of a handler that is registered there.
         """
         if isinstance(event, TorchMonitorEvent):
             return  # it came from torch.monitor
@@ -148,7 +148,7 @@ class ToTorchMonitor:
 
 
 def windows_of(data: Mapping[str, float], at_ns: int) -> Iterator[CounterWindow]:
-    """Yield the windows of the stats that an event of torch.monitor holds; their totals are the window's own."""
+    """Yield the windows of the stats that an event of torch.monitor holds; their totals cover only these windows."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in data.items():
         name, _, aggregation = key.rpartition(".")

@@ -41,7 +41,7 @@ class LoggerConfig(Settings):
 
     def to_trackside(self) -> LogConfig:
         """
-        Return the same as trackside takes it.
+        Return the corresponding ``LogConfig`` of trackside.
 
         Raises:
             OneLoggerError: if a field is wrong.
@@ -59,12 +59,12 @@ class LoggerConfig(Settings):
 @attrs.define(kw_only=True, init=False)
 class OneLoggerConfig(Settings):
     """
-    One Logger's `OneLoggerConfig`, over `trackside.job.JobConfig`, which says what the fields mean.
+    One Logger's `OneLoggerConfig`, over `trackside.job.JobConfig`, which describes the fields.
 
     Functions are called when telemetry is configured, not when this is made.
 
     Raises:
-        OneLoggerError: if a field is missing or wrong; it names the field, what was given, and what is right.
+        OneLoggerError: if a field is missing or wrong; it names the field, the given value, and the right one.
     """
 
     application_name: str
@@ -111,7 +111,7 @@ class OneLoggerConfig(Settings):
 
     def to_trackside(self) -> JobConfig:
         """
-        Return the same as trackside takes it, the training's configuration aside.
+        Return the corresponding ``JobConfig`` of trackside, without the training's configuration.
 
         Raises:
             OneLoggerError: if a field is wrong.

@@ -90,12 +90,12 @@ class OneLoggerProvider:
 
     @property
     def one_logger_ready(self) -> bool:
-        """Whether it is configured."""
+        """Whether One Logger is configured."""
         return self._config is not None
 
     @property
     def one_logger_enabled(self) -> bool:
-        """Whether it is configured, and on."""
+        """Whether One Logger is configured, and on."""
         return self._config is not None and self._config.enable_for_current_rank and not self._is_off
 
     def force_disable_logging(self) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a telemetry configuration, of whatever kind of application."""
+"""The protocol of a telemetry configuration, for any kind of application."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class TelemetryConfig(Protocol):
 
     @property
     def is_train_iterations_enabled(self) -> bool:
-        """Whether the application trains; likewise the next three."""
+        """Whether the application trains."""
 
     @property
     def is_validation_iterations_enabled(self) -> bool:
-        """Whether it validates."""
+        """Whether the application validates."""
 
     @property
     def is_test_iterations_enabled(self) -> bool:
-        """Whether it tests."""
+        """Whether the application tests."""
 
     @property
     def is_save_checkpoint_enabled(self) -> bool:
-        """Whether it saves checkpoints."""
+        """Whether the application saves checkpoints."""
 
     @property
     def app_type(self) -> ApplicationType | str:

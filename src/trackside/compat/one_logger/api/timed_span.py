@@ -25,7 +25,7 @@ def get_recorder() -> Recorder:
 
 
 class _Recorded(contextlib.ContextDecorator):
-    """A span of the job's own recorder, which is called as by One Logger."""
+    """A span of the job's own recorder, which is called as One Logger calls it."""
 
     def __init__(
         self, recorder: Recorder, name: SpanName, attributes: tuple[Attributes | None, Attributes | None]
@@ -61,7 +61,7 @@ def timed_span(
     Args:
         name: Any text, or an enum's member.
         span_attributes: The attributes of the span.
-        start_event_attributes: The attributes of its start, which become the span's.
+        start_event_attributes: The attributes of the span's start, which become the span's.
     """
     provider = OneLoggerProvider.instance()
     if provider.one_logger_enabled and not isinstance(provider.recorder, DefaultRecorder):

@@ -129,7 +129,7 @@ class ErrorEvent(Event):
 
     @property
     def exception_type(self) -> str | None:
-        """The exception's class, if there was one; likewise the next two."""
+        """The name of the exception's class, if there was an exception."""
         return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_TYPE.value)
 
     @property

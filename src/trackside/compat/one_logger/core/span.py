@@ -62,11 +62,11 @@ class Span:
         self.name = name
         self.parent_span = parent_span
         self.parent_id: uuid.UUID | None = None if parent_span is None else parent_span.id
-        """The parent's id, also of one that is published only later and is no object yet."""
+        """The parent's id, which is known even if the parent is published later and has no object yet."""
         self.events: list[Event] = [start_event]
         self._initial = Attributes() if span_attributes is None else span_attributes
         self.updated_attributes: Attributes = type(self._initial)()
-        """The attributes that were added or changed since it was opened."""
+        """The attributes that were added or changed since the span was opened."""
 
     @classmethod
     def create(
@@ -88,7 +88,7 @@ class Span:
 
     @property
     def attributes(self) -> Attributes:
-        """All attributes, of the class of those at its start."""
+        """All attributes, in an instance of the class of the initial ones."""
         return type(self._initial).merge(self._initial, self.updated_attributes)
 
     @property
@@ -141,7 +141,7 @@ class Span:
         Return the duration of the span, in ms.
 
         Raises:
-            OneLoggerError: if it still is.
+            OneLoggerError: if the span is still open.
         """
         known = self.updated_attributes.get_int_value(StandardSpanAttributeName.DURATION_MSEC.value)
         assert_that(known is not None, f"span {self.name_str!r} is open; it has no duration yet")

@@ -52,12 +52,11 @@ class TracingTimestamp:
 
         Args:
             timestamp_sec: In seconds since the epoch.
-            perf_counter: What ``time.perf_counter()`` gave then; worked out unless given.
-            validate_timestamp: Whether to refuse what is further than ten hours from now, and so is probably in
-                other units.
+            perf_counter: The value of ``time.perf_counter()`` at that moment; computed unless given.
+            validate_timestamp: Whether to refuse a time more than ten hours from now, which is probably in other units.
 
         Raises:
-            OneLoggerError: if it is refused.
+            OneLoggerError: if the time is refused.
         """
         ahead_s = timestamp_sec - time.time()
         assert_that(
@@ -68,7 +67,7 @@ class TracingTimestamp:
 
     @classmethod
     def of_ns(cls, at_ns: int) -> Self:
-        """Return the moment *at_ns*, in ns since the epoch, with durations taken from the same reading."""
+        """Return the moment *at_ns*, in ns since the epoch; both readings are this time."""
         return cls(at_ns / _NS_PER_S, at_ns / _NS_PER_S)
 
     def to_json(self) -> dict[str, float]:
@@ -89,7 +88,7 @@ class TracingTimestamp:
 
 
 class Timer:
-    """A stopwatch, which adds up stretches until it is reset."""
+    """A stopwatch, which adds up periods until it is reset."""
 
     def __init__(self) -> None:
         self._began: TracingTimestamp | None = None
@@ -97,25 +96,25 @@ class Timer:
 
     @property
     def running(self) -> bool:
-        """Whether a stretch is being measured."""
+        """Whether a period is being measured."""
         return self._began is not None
 
     def start(self, start_time: TracingTimestamp | None = None) -> None:
         """
-        Begin a stretch now, or at *start_time*.
+        Begin a period now, or at *start_time*.
 
         Raises:
-            OneLoggerError: if one is being measured.
+            OneLoggerError: if a period is being measured already.
         """
         assert_that(not self.running, "the timer was started while it was running")
         self._began = TracingTimestamp.now() if start_time is None else start_time
 
     def stop(self, reset: bool = False) -> float:  # noqa: FBT001, FBT002  the peer's signature
         """
-        End the stretch, and return the seconds of all stretches; *reset* begins to count anew.
+        End the period, and return the seconds of all periods; *reset* then sets the sum to zero.
 
         Raises:
-            OneLoggerError: if none is being measured.
+            OneLoggerError: if no period is being measured.
         """
         began, self._began = self._began, None
         if began is None:
@@ -127,7 +126,7 @@ class Timer:
         return total_s
 
     def reset(self, start: bool = False) -> None:  # noqa: FBT001, FBT002  the peer's signature
-        """Forget what was measured; *start* begins a stretch at once."""
+        """Forget all periods; *start* begins a new one at once."""
         self._began, self._total_s = None, 0.0
         if start:
             self.start()

@@ -15,8 +15,9 @@ class BaseJsonExporter(BaseExporter):
     """
     Passes records, with One Logger's types and names, to a subclass's `_write`.
 
-    A start is written at once, so that a crash cannot lose it. A span that is exported at its end, such as an
-    iteration, is one ``complete`` record. A span that has a parent names it, which One Logger's records do not.
+    A start is written at once, so that a crash cannot lose it. A span that is exported only at its end, such as an
+    iteration, is one ``complete`` record if it has no events. The record of a span names the span's parent, unlike One
+    Logger's records.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held; called once, last."""
+        """Release all resources; called once, last."""
 
 
 class BaseExporter(Exporter):
@@ -64,12 +64,12 @@ class BaseExporter(Exporter):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be used."""
+        """Whether the exporter can be used."""
         return self._state is self._State.READY
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the exporter was closed."""
         return self._state is self._State.CLOSED
 
     def initialize(self) -> None:
@@ -77,7 +77,7 @@ class BaseExporter(Exporter):
         self._state = self._State.READY
 
     def export_start(self, span: Span) -> None:  # noqa: ARG002  what is done with it is the subclass's
-        """Check that it can be used, as the next four do."""
+        """Check that the exporter can be used."""
         self._check_state()
 
     def export_stop(self, span: Span) -> None:  # noqa: ARG002
@@ -97,12 +97,12 @@ class BaseExporter(Exporter):
         self._check_state()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the exporter."""
         self._state = self._State.CLOSED
 
     def _check_state(self) -> None:
         """
-        Check that it can be used.
+        Check that the exporter can be used.
 
         Raises:
             ExportError: if it cannot.

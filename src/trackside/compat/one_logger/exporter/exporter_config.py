@@ -22,7 +22,7 @@ FILE_NAME: Final = "one_logger_exporters_config.json"
 
 @attrs.define
 class ExporterConfig:
-    """An exporter: its class or the name of that, its arguments, and whether it is enabled."""
+    """An exporter: its class or the class's name, its arguments, and whether it is enabled."""
 
     class_name: str | type[Exporter]
     config: dict[str, Any] = attrs.field(factory=dict)
@@ -38,10 +38,10 @@ class ExporterConfig:
         """
         Return the exporter, not initialized yet.
 
-        Nothing is imported by its name: a class that is not trackside's own must be given itself.
+        No class is imported by its name: a class that is not trackside's must be given itself.
 
         Raises:
-            OneLoggerError: if the class is not known, or cannot be made with what is given.
+            OneLoggerError: if the class is not known, or does not accept the arguments.
         """
         known = _KNOWN.get(self.key) if isinstance(self.class_name, str) else self.class_name
         if known is None:
@@ -65,10 +65,10 @@ def exporters_from(
     given: Sequence[ExporterConfig | Mapping[str, Any]] | None, path: str | os.PathLike[str] | None
 ) -> list[Exporter]:
     """
-    Return the exporters of a file and of a list, which goes before it: entries of one class are merged.
+    Return the exporters of a file and of the list *given*, which takes precedence: entries of one class are merged.
 
-    The file is *path*, else what the variable ONE_LOGGER_EXPORTER_CONFIG_PATH names, else, if it is there, the one
-    called one_logger_exporters_config.json in the current directory.
+    The file is *path*, else the one that the variable ONE_LOGGER_EXPORTER_CONFIG_PATH names, else
+    one_logger_exporters_config.json in the current directory, if it exists.
 
     Raises:
         OneLoggerError: if a file that was named cannot be read, or an exporter cannot be made.

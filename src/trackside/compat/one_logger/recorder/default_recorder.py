@@ -42,7 +42,7 @@ _ITERATIONS: dict[str, Callable[[], instruments.Iteration]] = {
 
 
 def span_called(name: SpanName, attributes: dict[str, Any]) -> instruments.Span:
-    """Return trackside's span for a name: of its own kind, or else one that is also published at its start."""
+    """Return trackside's span for *name*: of a kind of its own, or else one that is also published at its start."""
     text = text_of(name)
     if text in _ITERATIONS:
         iteration = _ITERATIONS[text]()
@@ -62,7 +62,7 @@ class ExportCustomizationMode(enum.Enum):
 
 def exported(mode: ExportCustomizationMode, names: Iterable[SpanName] | None) -> Callable[[str], bool]:
     """
-    Return the predicate of the names whose spans are exported.
+    Return a function that returns whether spans of a name are exported.
 
     Raises:
         OneLoggerError: if *names* are given where all are exported, or not given where they are needed.
@@ -103,11 +103,10 @@ class DefaultRecorder(Recorder):
 
     def begin(self, *, strict: bool = True) -> None:
         """
-        Initialize the exporters and subscribe them; a second time nothing happens.
+        Initialize the exporters and subscribe them; a second call does nothing.
 
         Args:
-            strict: Whether to raise an exporter's exception; otherwise that exporter is left out, with a line in the
-            log.
+            strict: Whether to raise an exporter's exception; otherwise the exporter is left out, and this is logged.
         """
         if self._subscriptions is not None:
             return
@@ -135,10 +134,7 @@ class DefaultRecorder(Recorder):
         """
         Open a span within *parent_span*, or within the innermost open one.
 
-        The attributes of its start are the span's.
-
-        Raises:
-            OneLoggerError: if the recorder is closed.
+        The attributes of its start become the span's.
         """
         self.begin()
         attributes = Attributes.merge(start_event_attributes, span_attributes).to_json()
@@ -152,7 +148,7 @@ class DefaultRecorder(Recorder):
             held = HeldSpan(live, self._held.get(live.parent_id) if live.id else None)
         if live.id:
             self._held[live.id] = held
-        if len(self._held) > _MANY:  # some were closed without a call
+        if len(self._held) > _MANY:  # some were closed without `stop`
             self._held = {number: found for number, found in self._held.items() if found.active}
         return held
 
@@ -168,11 +164,11 @@ class DefaultRecorder(Recorder):
         span.stop(stop_event_attributes, stop_time)
 
     def event(self, span: Span, event: Event) -> Event:
-        """Take down what happened within *span*."""
+        """Record *event* within *span*."""
         return span.add_event(event)
 
     def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
-        """Take down an error within *span*."""
+        """Record an error within *span*."""
         error = ErrorEvent.create(error_message, exception)
         span.add_event(error)
         return error
@@ -191,5 +187,5 @@ class DefaultRecorder(Recorder):
         self._subscriptions = []
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
-        """Return the open spans of a name that were opened here."""
+        """Return the open spans of a name that this recorder opened."""
         return [held for held in self._held.values() if held.active and held.name == text_of(span_name)]

@@ -25,7 +25,7 @@ def _holding(start: Callable[P, Span]) -> Callable[P, HeldSpan | None]:
 
 
 def on_app_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of the application and all open ones, and export everything."""
+    """Close the span of the application and all other open spans, and export everything."""
     callbacks.on_app_end(finish_time_msec)
     OneLoggerProvider.instance().flush()
 

@@ -24,12 +24,12 @@ def _returned_by(field: str) -> Any:
 @attrs.define(kw_only=True, init=False)
 class TrainingTelemetryConfig(Settings):
     """
-    One Logger's `TrainingTelemetryConfig`, over `trackside.job.TrainingConfig`, which says what the fields mean.
+    One Logger's `TrainingTelemetryConfig`, over `trackside.job.TrainingConfig`, which describes the fields.
 
     Functions are called when the configuration is published, not when it is made.
 
     Raises:
-        OneLoggerError: if a field is missing or wrong; it names the field, what was given, and what is right.
+        OneLoggerError: if a field is missing or wrong; it names the field, the given value, and the right one.
     """
 
     perf_tag_or_fn: OrFunction[str | list[str]]
@@ -56,7 +56,7 @@ class TrainingTelemetryConfig(Settings):
 
     def to_trackside(self) -> TrainingConfig:
         """
-        Return the same as trackside takes it.
+        Return the corresponding ``TrainingConfig`` of trackside.
 
         Raises:
             OneLoggerError: if a field is wrong.

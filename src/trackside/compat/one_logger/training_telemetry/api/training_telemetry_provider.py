@@ -58,10 +58,10 @@ class TrainingTelemetryProvider:
 
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> Self:
         """
-        Start from *one_logger_config*; once.
+        Start from *one_logger_config*; to be called once.
 
         Raises:
-            OneLoggerError: if there is one, or the provider is configured.
+            OneLoggerError: if there is a base configuration already, or the provider is configured.
         """
         self._check_open()
         assert_that(self._base is None, "there is a base configuration already")
@@ -110,7 +110,7 @@ class TrainingTelemetryProvider:
         span_name_filter: Sequence[SpanName] | None = None,
     ) -> Self:
         """
-        Choose which spans are exported; once. By default all are, except those of every iteration.
+        Choose which spans are exported; to be called once. By default all are, except those of every iteration.
 
         Raises:
             OneLoggerError: if it was chosen before, or the provider is configured.
@@ -137,10 +137,10 @@ class TrainingTelemetryProvider:
 
     def configure_provider(self) -> None:
         """
-        Turn telemetry on; once.
+        Turn telemetry on; to be called once.
 
         Raises:
-            OneLoggerError: if it is on, nothing was configured, or a field is wrong.
+            OneLoggerError: if the provider is configured already, nothing was configured, or a field is wrong.
         """
         self._check_open()
         config = self._config()
@@ -172,7 +172,7 @@ class TrainingTelemetryProvider:
         Check that the provider is not configured yet.
 
         Raises:
-            OneLoggerError: if it is.
+            OneLoggerError: if the provider is configured.
         """
         assert_that(not self._is_configured, "the provider is configured already, which is done once")
 
@@ -201,7 +201,7 @@ class TrainingTelemetryProvider:
 
     @property
     def one_logger_ready(self) -> bool:
-        """Whether it is configured."""
+        """Whether One Logger is configured."""
         return OneLoggerProvider.instance().one_logger_ready
 
     def force_disable_logging(self) -> None:
@@ -210,10 +210,10 @@ class TrainingTelemetryProvider:
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """
-        Set the training's configuration if it was not known before; once.
+        Set the training's configuration if it was not known before; to be called once.
 
         Raises:
-            OneLoggerError: if it was said, nothing is configured yet, or a field is wrong.
+            OneLoggerError: if it was given before, nothing is configured yet, or a field is wrong.
         """
         config = OneLoggerProvider.instance().config
         assert_that(config.telemetry_config is None, "the training's configuration was given before, and is given once")

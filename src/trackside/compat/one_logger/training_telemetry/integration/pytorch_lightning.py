@@ -31,7 +31,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
 
     Args:
         training_telemetry_provider: The provider, configured.
-        call_on_app_start: Whether the application starts here; not if ``on_app_start()`` was called before.
+        call_on_app_start: Whether to call ``on_app_start()``; give False if it was called before.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
     # --- what Lightning calls --------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, *_: object) -> None:
-        """Open the training loop, at the step that the trainer is at."""
+        """Open the training loop, at the trainer's present step."""
         training = self._provider.config.telemetry_config
         assert_that(training is not None, "the training is not configured; call set_training_telemetry_config() first")
         batch = getattr(training, "global_batch_size", 0)
         api.on_train_start(train_iterations_start=trainer.global_step, train_samples_start=trainer.global_step * batch)
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """Close it."""
+        """Close the training loop."""
         api.on_train_end()
 
     def on_train_batch_start(self, *_: object, **__: object) -> None:
@@ -62,7 +62,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         api.on_training_single_iteration_start()
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:
-        """Close it."""
+        """Close the iteration."""
         api.on_training_single_iteration_end()
 
     def on_validation_start(self, *_: object, **__: object) -> None:
@@ -70,7 +70,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         api.on_validation_start()
 
     def on_validation_end(self, *_: object, **__: object) -> None:
-        """Close it, and an iteration that is open."""
+        """Close the validation loop, and an iteration that is open."""
         self._end_validation_iteration()
         api.on_validation_end()
 
@@ -81,7 +81,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         api.on_validation_single_iteration_start()
 
     def on_validation_batch_end(self, *_: object, **__: object) -> None:
-        """Close it."""
+        """Close the iteration."""
         self._end_validation_iteration()
 
     def _end_validation_iteration(self) -> None:
@@ -181,5 +181,5 @@ class OneLoggerPTLTrainer(Trainer):  # type: ignore[misc,unused-ignore]  # as ab
 
     @property
     def nv_one_logger_callback(self) -> TimeEventCallback:
-        """The callback, for what Lightning has no hook for."""
+        """The callback, whose methods record phases that Lightning has no hook for."""
         return self._nv_one_logger_callback

@@ -142,7 +142,7 @@ class WandBExporterBase(BaseExporter):
         self._export(self._of_event(span, event))
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Do nothing: W&B has no place for an error."""
+        """Do not export *event*: W&B has no place for an error."""
         super().export_error(event, span)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
@@ -168,7 +168,7 @@ class WandBExporterBase(BaseExporter):
         Pass on *metrics*.
 
         Raises:
-            ExportError: if they cannot be.
+            ExportError: if they cannot be passed on.
         """
 
 
@@ -221,10 +221,10 @@ class WandBExporterAsync(WandBExporterBase):
         Pass on the waiting metrics, and end the run.
 
         Raises:
-            ExportError: if something could not be handed over.
+            ExportError: if some metrics could not be passed on.
         """
         super().close()
-        self._batches.put({}, events=0)  # behind all metrics: the end
+        self._batches.put({}, events=0)  # an empty one ends the run, after all metrics
         if not self._batches.close(_CLOSE_S):
             raise ExportError(f"W&B: {self._batches.losses()}: {self._batches.last_error}")
 
