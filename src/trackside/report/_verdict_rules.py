@@ -1,5 +1,5 @@
 """
-The rules of the verdict: each looks at one kind of trouble, and says why it spoke or did not.
+The rules of the verdict: each looks for one kind of trouble and explains why it reported something or did not.
 
 docs/verdicts.md describes each rule with its inputs and thresholds.
 """
@@ -35,7 +35,7 @@ from trackside.report._report import (
 )
 from trackside.report._whatif import OUTSIDE, LateRank, is_gap, kind_of, since_words, tile_words
 
-# Shares of the session's time from which on a cost is a finding.
+# A cost is a finding if it takes at least such a share of the session's time.
 RESTARTS_FROM: Final = 0.02
 CHECKPOINTS_FROM: Final = 0.05
 INPUT_FROM: Final = 0.10
@@ -47,20 +47,20 @@ CUSTOM_FROM: Final = 0.10
 STARTUP_FROM: Final = 0.25
 UNACCOUNTED_FROM: Final = 0.30
 REGRESSION_FROM: Final = 0.01
-"""A share of a step, like the next two."""
+"""A share of a step, like the next three."""
 WAITING_FROM: Final = 0.40
 WAITING_OUTSIDE_FROM: Final = 0.60
 BOUND_FROM: Final = 0.50
 LEAST_COST_S: Final = 0.2
 LEAST_ONCE_S: Final = 3.0
-"""The least cost of what is spent once: starting up, ending."""
+"""The least cost of something that a job does once: starting up, ending."""
 LEAST_UNACCOUNTED_S: Final = 1.0
 STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
 LEAST_STOOD_S: Final = 5.0
-"""A rank that ended no step for so long before it died, and for ten usual steps, is said to have stood still."""
+"""If no step ended for this long and for ten usual steps before ranks died, the finding says that they perhaps hung."""
 DIED_AFTER_S: Final = 60.0
-"""If the newest event is older than that, a log without an end belongs to a job that is gone."""
+"""If the newest event is older than this, a log without an end belongs to a rank that died."""
 _Ruled = tuple[list[Finding], str]
 """The findings of a rule, and the reason why it has some or none."""
 _NEAR_STEPS: Final = 100
@@ -80,13 +80,13 @@ _PEER_LOST: Final = re.compile(
     r"connection (closed|reset|refused|aborted)|broken pipe|peer|remote process|timed? ?out|heartbeat|NCCL|unavailable",
     re.IGNORECASE,
 )
-"""An exception that follows from the end of another rank, and is not the cause if that is known."""
+"""An exception that follows from the end of another rank. It is not taken for the cause if another failure is known."""
 FAILURES: Final = ("out-of-memory", "exception", "died", "exit", "missing-rank", "stopped", "not-finite")
-"""The kinds of findings that come before all others, in this order: they end the job."""
+"""The kinds of findings that come before all others; ``_failure_order`` gives their order."""
 
 
 def judge(report: Report) -> Verdict:
-    """Return the conclusions of *report*: failures first, then what cost most."""
+    """Return the conclusions of *report*: failures first, then the others by cost."""
     ruled = {name: rule(report) for name, rule in RULES.items()}
     rulings = tuple(Ruling(rule=name, findings=tuple(own), because=why) for name, (own, why) in ruled.items())
     found = [finding for ruling in rulings for finding in ruling.findings]
@@ -116,22 +116,22 @@ _NO_STEPS: Final = (
 
 def _lasts(finding: Finding) -> int:
     """
-    Return 0 for a cost that grows with the length of the job, 1 for a cost that comes once, 2 for one without a cause.
+    Return 0 for a cost that grows with the length of the job, 1 for one that comes once, 2 for one of unknown cause.
     """
     return {"startup": 1, "shutdown": 1, "unaccounted": 2}.get(finding.kind, 0)
 
 
 def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
-    """Return the sort key of a finding: failures by time, then those that follow from other failures."""
+    """Return the sort key of a finding: failures by time, then those that follow from others, then the rest."""
     if finding.kind not in FAILURES:
         return len(FAILURES), 0
-    if finding.kind == "not-finite":  # in a job that ran to its end nothing is worse
+    if finding.kind == "not-finite":  # nothing is worse than this in a job that ran to its end
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
     since_ns = finding.since_ns or 0
     if finding.kind == "exception" and _PEER_LOST.search(finding.title):
         return 2, since_ns
     if finding.kind == "died" and not any(row.exited_ns == since_ns for row in report.ranks):
-        since_ns += round(UNWRITTEN_S * 1e9)  # it may have lived that much longer than its log shows
+        since_ns += round(UNWRITTEN_S * 1e9)  # the rank may have lived that much longer than its log shows
     return 1, since_ns
 
 
@@ -166,7 +166,7 @@ def _summary(report: Report, bound: str) -> str:
 
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
 _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
-"""The words if no rank is late, so that nobody is waited for."""
+"""These words are used if no rank is known for which the others wait."""
 
 
 def _is_waited_for(report: Report) -> bool:
@@ -176,14 +176,14 @@ def _is_waited_for(report: Report) -> bool:
 
 
 def _has_wait_in_backward(report: Report) -> bool:
-    """Return whether ranks exchange gradients, and no part measures their waiting for each other."""
+    """Return whether the backward pass contains the wait for other ranks, because no part of a step measures it."""
     names = {part.name for part in report.parts}
     is_measured = any(part.kind == "waiting" for part in report.parts)
     return report.what_if.ranks > 1 and span_names.MODEL_BACKWARD in names and not is_measured
 
 
 def _bound(report: Report, found: Sequence[Finding]) -> str:
-    """Return the kind of the largest part of a step; empty if that is small or a finding says otherwise."""
+    """Return the kind with the largest share of a step; empty if the share is small or a finding contradicts it."""
     shares: dict[str, float] = {}
     for part in report.parts:
         shares[part.kind] = shares.get(part.kind, 0.0) + part.share
@@ -200,7 +200,7 @@ def _bound(report: Report, found: Sequence[Finding]) -> str:
 
 
 def loss_words(report: Report) -> str:
-    """Return the first loss, the last and the least one of a report that has several, in words."""
+    """Return words for the first, the last and the least loss of *report*, which has at least two losses."""
     (_, first), *_, (_, last) = report.loss
     least = min(one.low for _, one in report.loss)
     named = [
@@ -212,13 +212,13 @@ def loss_words(report: Report) -> str:
 
 
 def whole_step_words(report: Report) -> str:
-    """Return how long the parts of a step are together, and of which ranks that is the mean."""
+    """Return words for the length of all parts of a step together, as a mean over the steps."""
     whose = ", the mean step of all ranks" if report.ranks_total > 1 else ", the mean step"
     return f"{words.duration(sum(part.mean_ns for part in report.parts))}{whose}"
 
 
 def lost_words(report: Report) -> str:
-    """Return a sentence on what was lost, with a bound where it is not known exactly; empty if nothing was."""
+    """Return words for the events that were lost, with a bound if their number is not known; empty if none were."""
     lines = []
     if report.losses.total:
         lines.append(f"{words.plural(report.losses.total, 'event')} missing")
@@ -229,7 +229,7 @@ def lost_words(report: Report) -> str:
 
 
 def _unwritten_words(report: Report) -> Iterator[str]:
-    """Yield, for each attempt, the latest first, the steps of its ranks without an end record that may be in no log."""
+    """Yield words for each attempt, latest first: its ranks without an end record and how many steps may be missing."""
     by_attempt: dict[int, list[Unwritten]] = {}
     for one in sorted(report.losses.unwritten, key=lambda one: -one.attempt):
         by_attempt.setdefault(one.attempt, []).append(one)
@@ -252,7 +252,7 @@ def _ranks(ranks: Collection[int]) -> str:
 
 
 def listed(report: Report, kind: str) -> str:
-    """Return the largest parts of a step of one *kind*, with their shares."""
+    """Return the names and shares of the largest parts of this *kind*; only the name if there is one part."""
     parts = [part for part in report.parts if part.kind == kind]
     if len(parts) == 1:
         return parts[0].name
@@ -260,7 +260,7 @@ def listed(report: Report, kind: str) -> str:
 
 
 def of_all(report: Report, cost_s: float) -> str:
-    """Return a cost, and its share of the session's time."""
+    """Return words for a cost and its share of the session's time."""
     share = cost_s / report.goodput.elapsed_s if report.goodput.elapsed_s else None
     return f"{words.seconds(cost_s)}, {words.percent(share)} of the time"
 
@@ -273,7 +273,9 @@ def bucket(report: Report, name: str) -> float:
 
 def _stood_still_s(report: Report, name: str) -> float:
     """
-    Return the seconds of saves or evaluations, including those for which the rank whose account is the job's waited.
+    Return the time of saves or evaluations, in seconds.
+
+    This includes time in which the rank whose account is the job's only waited for another rank.
     """
     return sum(bar.buckets_s.get(name, 0.0) for bar in report.attempts)
 
@@ -284,7 +286,7 @@ def _is_worth(report: Report, cost_s: float, threshold: float) -> bool:
 
 
 def _too_little(report: Report, what: str, cost_s: float, threshold: float) -> str:
-    """Return the reason why a cost is no finding."""
+    """Return words that explain why a cost is too small to be a finding."""
     share = cost_s / report.goodput.elapsed_s if report.goodput.elapsed_s else 0.0
     return (
         f"{what} {words.seconds(cost_s)}, {words.percent(share)} of the time; from {words.percent(threshold, 0)} and "
@@ -293,7 +295,7 @@ def _too_little(report: Report, what: str, cost_s: float, threshold: float) -> s
 
 
 def _paste(report: Report, command: str, *options: str) -> str:
-    """Return a command line to paste, for the logs of *report*."""
+    """Return a command line for the logs of *report*, ready to paste."""
     return " ".join(["trackside", command, *map(shlex.quote, report.paths), *options])
 
 
@@ -361,7 +363,7 @@ def _raised(report: Report) -> _Ruled:
 
 
 _PLACE_IN_C: Final = re.compile(r"\[\S*:\d+\] ")
-"""The position in torch's own sources with which its messages begin."""
+"""The position in torch's sources at the beginning of its messages."""
 
 
 def _one_line(text: str, most: int = 160) -> str:
@@ -451,8 +453,8 @@ def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
     """
     Return the row of the rank that died first, and whether that is certain.
 
-    A launcher kills the other ranks within moments, and the last second of each may be in no log. Then only `trackside
-    run`, which sees processes exit, can tell.
+    A launcher kills the other ranks within moments, and the last second of each may be in no log. Then the order is
+    known only from `trackside run`, because it sees processes exit.
     """
     exits_ns = {row.rank: row.exited_ns for row in dead if row.exited_ns is not None}
     if len(exits_ns) == len(dead):
@@ -463,7 +465,7 @@ def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
 
 
 def _exited(row: RankRow) -> str:
-    """Return how the process of *row* exited, as the end of a sentence; empty if nobody saw it."""
+    """Return words to end a sentence with: how the process of *row* exited; empty if its exit was not seen."""
     if row.exited_ns is None:
         return ""
     how = "" if row.exit_status is None else f" with {words.exit_words(row.exit_status)}"
@@ -471,7 +473,7 @@ def _exited(row: RankRow) -> str:
 
 
 def _exit(report: Report) -> _Ruled:
-    """Find a program, or a rank, that failed although the logs end well."""
+    """Find a program or a rank that failed although its logs end in good order."""
     left = _left_early(report)
     if left is not None:
         row, error = left
@@ -507,20 +509,24 @@ def _exit(report: Report) -> _Ruled:
 
 
 def _left_early(report: Report) -> tuple[RankRow, ErrorRow] | None:
-    """Return the first rank that ended well, if all others lost the connection to it, and the first such exception."""
+    """
+    Return the first rank that ended well, and the first exception of a rank that lost the connection to it.
+
+    None if there is none, or if a rank neither ended well nor lost the connection.
+    """
     lost = [error for error in _fatal(report) if _PEER_LOST.search(error.message)]
     ended = [row for row in report.ranks if row.has_good_end]
     if not lost or not ended or len({error.rank for error in lost}) + len(ended) < len(report.ranks):
         return None
     error = min(lost, key=lambda error: error.at_ns)
     row = min(ended, key=lambda row: row.last_ns)
-    # Connections are closed about when the end is recorded, before or after.
+    # A connection is closed shortly before or after the end is recorded.
     return (row, error) if row.last_ns <= error.at_ns + UNWRITTEN_S * 1e9 else None
 
 
 def _is_dead(report: Report, row: RankRow) -> bool:
     """
-    Return whether a rank without an end has died: by its liveness, because others went on, or because all is long ago.
+    Return whether a rank without an end died: its liveness says so, others outlived it, or the newest event is old.
     """
     if row.state == "died" or report.age_s > DIED_AFTER_S:
         return True
@@ -531,7 +537,7 @@ def _is_dead(report: Report, row: RankRow) -> bool:
 
 
 def _is_hung(report: Report, dead: Sequence[RankRow]) -> bool:
-    """Return whether all of these ranks lived on together, long after their last step."""
+    """Return whether all *dead* ranks lived long after their last step, and fell silent together."""
     if any(row.has_good_end for row in report.ranks):
         return False
     silent_s = _silent_s(report)
@@ -593,7 +599,7 @@ def _not_finite(report: Report) -> _Ruled:
 
 
 def _silent_s(report: Report) -> float:
-    """Return for how long the ranks lived on without ending a step, in seconds."""
+    """Return for how long the ranks lived after their last step, in seconds; 0 if no step ended."""
     stepped_ns = max((row.stepped_ns for row in report.ranks), default=0)
     return (report.goodput.end_ns - stepped_ns) / 1e9 if stepped_ns else 0.0
 
@@ -650,7 +656,7 @@ def _stopped(report: Report) -> _Ruled:
 
 
 def _stalls(report: Report) -> list[StallRow]:
-    """Return the stalls of the last attempt that no step ended, one of each rank."""
+    """Return the last attempt's stalls that are not over, one for each rank."""
     last = {row.rank: row.attempt for row in report.ranks}
     found = {one.rank: one for one in report.stalls if not one.is_over and last.get(one.rank) == one.attempt}
     return list(found.values())
@@ -658,7 +664,9 @@ def _stalls(report: Report) -> list[StallRow]:
 
 def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
     """
-    Return the rank that holds the others up: of few that do not wait the first, or else the only one.
+    Return the rank for which the others wait: the first of those that do not wait themselves.
+
+    If all ranks wait or none does, it is the only rank at another place in the code; None if there is no such rank.
     """
     working = [one for one in stalls if not one.waits]
     if 0 < len(working) < len(stalls):
@@ -669,7 +677,7 @@ def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
 
 
 def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
-    """Return a line for each rank with its place in the code, that of the odd rank first."""
+    """Return a line for each place in the code with the ranks that are there; the line of the *odd* rank is first."""
     places: dict[str, list[int]] = {}
     for one in sorted(stalls, key=lambda one: (one.rank != odd, one.rank)):
         within = f"in {one.span}, " if one.span else ""
@@ -683,7 +691,7 @@ def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
 
 
 def _stalled(report: Report) -> _Ruled:
-    """Find stalls after which training went on."""
+    """Find stalls after which training continued."""
     by_step: dict[tuple[int, int], list[StallRow]] = {}
     for one in report.stalls:
         if one.is_over:
@@ -714,7 +722,7 @@ def _stalled(report: Report) -> _Ruled:
 
 
 def _odd_one(report: Report) -> int | None:
-    """Return the rank that is in another span than all the others; None if there is no such one."""
+    """Return the only rank in another span than all others, which share one; None if there is no such rank."""
     counts = Counter(row.name for row in report.open)
     alone = [row.rank for row in report.open if counts[row.name] == 1]
     return alone[0] if len(counts) == 2 and len(alone) == 1 else None  # noqa: PLR2004
@@ -799,7 +807,7 @@ def _of_rank(one: Standstill | None) -> str:
 
 
 def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
-    """Return lines on their number and length, and on the rank's excess over the fastest one."""
+    """Return lines about the number and length of standstills and, if uneven, about the rank's and the least time."""
     if one is None:
         return ()
     at = f" at step {one.longest_step}" if one.longest_step >= 0 else ""
@@ -822,7 +830,7 @@ def _input(report: Report) -> _Ruled:
     parts = [part for part in report.parts if part.kind == "input"]
     if not loading:
         cost = _unnamed_input_s(report)
-    # The bucket is that of the rank that got least done; a late rank's wait beyond its peers is another finding.
+    # The bucket is of the rank that got least done. The excess of a late rank's wait over its peers is another finding.
     late_ones = [one for one in report.late if kind_of(one.what, set()) == "input"]
     late_s = min(cost, sum(one.excess_s for one in late_ones))
     cost -= late_s
@@ -844,7 +852,7 @@ def _input(report: Report) -> _Ruled:
             f'badput_type="{LOADING}"'
         )
     who, rank, uneven = "Training", None, _uneven(report)
-    is_found = uneven is not None and uneven[1] in {one.rank for one in late_ones}  # the rest is what all ranks wait
+    is_found = uneven is not None and uneven[1] in {one.rank for one in late_ones}  # all ranks wait for the rest
     if uneven is not None and not is_found and uneven[0] in {part.name for part in parts}:
         rank = uneven[1]
         who = f"Rank {rank}"
@@ -871,26 +879,26 @@ def _input(report: Report) -> _Ruled:
 
 
 def _unnamed_input_s(report: Report) -> float:
-    """Return the time, in seconds, of the parts that load data by their names, if goodput has no bucket for it."""
+    """Return the time, in seconds, of the parts whose names mean data loading; used if goodput has no bucket for it."""
     return sum(part.share for part in report.parts if part.kind == "input") * _stepped_s(report)
 
 
 def _stepped_s(report: Report) -> float:
-    """Return the time of all steps of a rank, from step to step, in seconds: the mean over the ranks."""
+    """Return the time of all steps of a rank, from step to step, as the mean over the ranks in seconds."""
     ranks = max(1, report.ranks_total - len(report.missing_ranks))
     return sum(one.total for _, one in report.steps) / ranks / 1e9
 
 
 def _between_steps_s(report: Report) -> float:
-    """Return the part of the steps' time that is in no bucket, in seconds."""
+    """Return the part of the time from step to step that is in no bucket, in seconds."""
     return min(bucket(report, "OTHER"), max(0.0, _stepped_s(report) - report.goodput.productive_s))
 
 
 def _uneven(report: Report) -> tuple[str, int, float] | None:
     """
-    Return a part of a step, the slowest rank in it, and the factor by which it takes longer than the fastest one.
+    Return the most uneven part of a step, its slowest rank, and this rank's time as a multiple of the fastest rank's.
 
-    For advice alone: it may be noise. None if no rank takes twice as long.
+    None if no rank takes more than twice as long. The result may be noise, so it is used only for advice.
     """
     if report.heatmap is None:
         return None
@@ -911,7 +919,7 @@ def _fastest_in(heatmap: Heatmap, part: str) -> int:
 
 
 def worthy(report: Report) -> list[LateRank]:
-    """Return the late ranks that cost enough for a finding, without those whose regular pauses explain it."""
+    """Return the late ranks that cost enough for a finding, except a rank whose pauses explain half of the cost."""
     return [
         one
         for one in report.late
@@ -922,9 +930,9 @@ def worthy(report: Report) -> list[LateRank]:
 
 def waited_words(report: Report) -> str:
     """
-    Return a sentence on the productive time that went into waiting for the rank that cost most.
+    Return a sentence about the productive time that was spent waiting for the most costly late rank.
 
-    Empty if that was little, or if nothing shows that the others waited.
+    Empty if this time was short, or if nothing shows that the others waited.
     """
     late = worthy(report)
     badput_s = {one.rank: one.elapsed_s - one.productive_s for one in report.goodput.ranks}
@@ -932,8 +940,8 @@ def waited_words(report: Report) -> str:
         return ""
     one = late[0]
     own_s = badput_s.pop(one.rank)
-    # The job's account is that of the late rank: time that it lost in other buckets, such as data loading, is not
-    # productive.
+    # The job's account is that of the late rank. The time that this rank lost in other buckets, such as data loading,
+    # is not productive.
     waited_s = one.lost_s - max(0.0, own_s - statistics.median(badput_s.values()))
     if waited_s < LEAST_COST_S:
         return ""
@@ -941,7 +949,7 @@ def waited_words(report: Report) -> str:
 
 
 def _stragglers(report: Report) -> _Ruled:
-    """Find the late ranks, those of one host together: as a rule they are slow for one reason."""
+    """Find the late ranks; those of one host and part share a finding, because they usually have one cause."""
     late = worthy(report)
     if not late:
         if report.pauses is not None and report.late and _is_worth(report, report.late[0].lost_s, STRAGGLER_FROM):
@@ -966,13 +974,13 @@ def _stragglers(report: Report) -> _Ruled:
 
 
 def chance_words(one: LateRank) -> str:
-    """Return how seldom noise alone makes a rank look so late; None if only scores of whole windows say it."""
+    """Return words for how rarely noise alone makes a rank look so late, or for the evidence if that is not known."""
     chance = one.chance
     if chance is None and one.steps:
         return "for long by more than half a step, which no other rank was"
     if chance is None:
         return "this rests on the scores of its windows alone: too few to rule out noise"
-    # No model of the noise is valid for rarer events.
+    # The model of the noise is not valid for rarer events.
     return f"noise does that in fewer than one of {10 ** min(6, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 
@@ -1107,7 +1115,7 @@ def _waiting(report: Report) -> _Ruled:
     share = report.waited_share
     if share is None:
         return [], "nothing says where ranks wait for each other"
-    # If no span measures the waiting, only a part of it is known.
+    # If no span measures the waiting, only a part of the waiting is known.
     threshold = WAITING_FROM if any(part.kind == "waiting" for part in report.parts) else WAITING_OUTSIDE_FROM
     if share < threshold:
         because = f"{words.percent(share)} of a step; from {words.percent(threshold, 0)} on it would be said"
@@ -1133,7 +1141,7 @@ def _waiting(report: Report) -> _Ruled:
 
 
 def _none_is_late(report: Report) -> str:
-    """Return a sentence on late ranks if none was found."""
+    """Return words that explain why no rank is named as late."""
     if report.missing_ranks:
         return f"nothing is known of {_ranks(report.missing_ranks)}"
     return (
@@ -1188,7 +1196,7 @@ def _slowdown(report: Report) -> _Ruled:
     if kind == "waiting" and uneven is not None:
         part, rank, factor = uneven
         evidence.append(f"rank {rank} takes {factor:.2g} times as long over {part} as the fastest rank")
-        if report.heatmap is not None and kind_of(part, set()) == "waiting":  # who waits long is not the late one
+        if report.heatmap is not None and kind_of(part, set()) == "waiting":  # a rank that waits long is not late
             look = (
                 f"Rank {_fastest_in(report.heatmap, part)} waits least in {part}: see whether the others wait for it."
             )
@@ -1316,7 +1324,7 @@ def _startup(report: Report) -> _Ruled:
 
 
 def _startup_s(report: Report) -> float:
-    """Return the time to the first step of the first attempt; those of later ones are the restarts'."""
+    """Return the seconds to the first step of the first attempt; the rule restarts has those of later attempts."""
     first = report.attempts[0].buckets_s if report.attempts else {}
     return sum(first.get(name, 0.0) for name in STARTING) + report.first_batch_s + report.startup_s
 
@@ -1347,10 +1355,11 @@ def _unaccounted(report: Report) -> _Ruled:
     # The cause of this time is known, whether or not it is worth a finding.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
     elsewhere += sum(_stood_still_s(report, name) - bucket(report, name) for name in (SAVE, VALIDATION))
-    elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
+    # Late ranks lost this time between their steps.
+    elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)
     if not bucket(report, LOADING):
         elsewhere += min(_unnamed_input_s(report), _between_steps_s(report))
-    cost = max(0.0, bucket(report, "OTHER") - elsewhere)  # costs that are known better may overlap
+    cost = max(0.0, bucket(report, "OTHER") - elsewhere)  # the known costs may overlap
     if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
         because = _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
         return [], f"{because}, of at least {LEAST_UNACCOUNTED_S:g} s"
@@ -1393,7 +1402,7 @@ RULES: Final[Mapping[str, Callable[[Report], _Ruled]]] = {
 
 
 def explained(rulings: Iterable[Ruling]) -> list[str]:
-    """Return a line for each rule: whether it spoke, with the tags that its findings carry, and why."""
+    """Return a line for each rule: whether it reported findings, the tags of these, and the reason."""
     width = max((len(ruling.rule) for ruling in rulings), default=0)
     lines = []
     for ruling in rulings:

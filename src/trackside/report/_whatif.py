@@ -1,10 +1,10 @@
 """
-The what-if of a synchronous step: which rank came last, in which part it lost time, and what the job lost by it.
+The what-if of a synchronous step: which rank came last, in which part it lost time, and what the job lost.
 
-Ranks that train together leave the synchronization together. The rank that arrives last determines the step, and what
-the others spend in the synchronizing part beyond that is waiting. So a rank's own time is its step without the
-synchronizing parts, its lateness is its own time less its peers' median, and the lost time is the last one's lateness
-(after "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25).
+Ranks that train together leave the synchronization together. The rank that arrives last determines the step. The other
+ranks spend more time in the synchronizing part, and this extra time is waiting. So a rank's own time is its step
+without the synchronizing parts. Its lateness is its own time less the median of its peers. The lost time is the
+lateness of the last rank (after "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25).
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from trackside.report._lateness import (
 
 
 def kind_of(name: str, waits: set[str]) -> str:
-    """Return ``input``, ``compute``, ``waiting`` or ``other``: the kind by the *name*, unless it is known to wait."""
-    if is_gap(name):  # its name is made of the parts around it
+    """Return the kind of a part: ``input``, ``compute``, ``waiting`` or ``other``, by its *name* and by *waits*."""
+    if is_gap(name):  # it is made of the names of the parts around it
         return OTHER
-    # A backward pass contains waiting where gradients are exchanged in it, and computes all the same.
+    # A backward pass computes, even if it contains waiting because gradients are exchanged in it.
     if name in waits and name not in span_names.WITHIN_STEP:
         return WAITING
     return kind_by_name(name)
 
 
 OUTSIDE: Final = "outside measured parts"
-"""The name of all stretches between the parts together."""
+"""The name for all stretches between the parts together."""
 _STANDSTILL: Final = "standstill"
-"""The name of all standstills together, where only windows are known."""
+"""The name for all standstills together, if only section windows are known."""
 STANDSTILLS: Final = INTERRUPTING | {
     *(span_names.OF_ITERATION[kind] for kind in ("validation", "testing")),
     _STANDSTILL,
 }
-"""The spans in which training stands still between two steps; they have buckets of their own and are in no step."""
+"""The spans in which training stands still between two steps; they have their own buckets and are part of no step."""
 _MOST_TILES: Final = 48
 _GAP: Final = "\N{RIGHTWARDS ARROW}"
 _MOST_PENDING: Final = 512
 
 Tile = tuple[int, int, str]
-"""The times when it started and ended, in ns since the epoch, and its name."""
+"""The start and the end of a part or a gap, in ns since the epoch, and its name."""
 
 
 def gap(before: str, after: str) -> str:
-    """Return the name of the stretch between two parts; empty stands for the bounds of the step."""
+    """Return the name of the stretch between two parts; an empty name stands for a bound of the step."""
     return f"{before}{_GAP}{after}"
 
 
@@ -79,7 +79,7 @@ def is_gap(name: str) -> bool:
 
 
 def tile_words(name: str) -> str:
-    """Return how a tile is written: a part by its name, a gap by what is around it."""
+    """Return words for a tile: the name of a part, or the position of a gap by the parts around it."""
     if not is_gap(name):
         return name
     before, _, after = name.partition(_GAP)
@@ -89,7 +89,7 @@ def tile_words(name: str) -> str:
 
 
 def tiled(start_ns: int, end_ns: int, parts: Iterable[Tile]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, duration and end of each tile of a step, *parts* and gaps; together they are as long as the step."""
+    """Yield the name, duration and end of each tile of a step. Tiles are *parts* and gaps; they add up to the step."""
     cursor, last = start_ns, ""
     for part_start_ns, part_end_ns, name in parts:
         began, ended = max(part_start_ns, cursor), min(part_end_ns, end_ns)
@@ -108,27 +108,27 @@ class StepTiles:
     """
     The length and the end of each tile, in blocks of consecutive steps.
 
-    A block is one step until there are more than *most* of them; then neighbours are joined.
+    A block is one step at first. If there would be more than *most* blocks, neighbours are joined.
     """
 
     most: int = 4_096
     block: int = 1
     """The number of steps in a block."""
     places: array[int] = attrs.field(factory=lambda: array("q"))
-    """For each block, its index: the number of any of its steps, divided by `block` and rounded down."""
+    """For each block, its index: the number of any of its steps divided by `block`, rounded down; or its window."""
     steps: array[int] = attrs.field(factory=lambda: array("l"))
     """For each block, how many of its steps were recorded."""
     took: dict[str, array[float]] = attrs.field(factory=dict)
-    """By tile, the ns in it, over all steps of the block."""
+    """For each tile, its total time in each block, in ns."""
     ends: dict[str, array[float]] = attrs.field(factory=dict)
-    """By tile, the sum of the times when it ended, in ns since `base_ns`."""
+    """For each tile, the sum of its end times in each block, in ns since `base_ns`."""
     first_steps: dict[int, int] = attrs.field(factory=dict)
-    """By window, its first step; empty where blocks are numbered by their steps."""
+    """The first step of each window; empty if blocks are numbered by their steps."""
     base_ns: int = 0
     _pending: list[Tile] = attrs.field(factory=list)
 
     def add_part(self, start_ns: int, end_ns: int, name: str) -> None:
-        """Record a part; one that encloses earlier parts takes their place."""
+        """Record a part; it replaces the earlier parts that it encloses."""
         pending = self._pending
         while pending and pending[-1][0] >= start_ns:
             pending.pop()
@@ -136,7 +136,7 @@ class StepTiles:
             pending.append((start_ns, end_ns, name))
 
     def end_step(self, step: int, start_ns: int, end_ns: int) -> None:
-        """Record a step with the parts that lie in it; a step without a number is left out."""
+        """Record a step with the parts that lie in it; a step without a number is ignored."""
         parts, self._pending = self._pending, []
         if step < 0:
             return
@@ -154,7 +154,7 @@ class StepTiles:
             self._add(name, duration_ns, ended_ns - self.base_ns)
 
     def add_window(self, window: int, first_step: int, steps: int, took: Mapping[str, float]) -> None:
-        """Record a window of *steps* steps of which only the durations are known, in ns over all steps."""
+        """Record a window of *steps* steps; only the total time of each tile is known: *took*, in ns."""
         if len(self.places) >= self.most or (self.places and window <= self.places[-1]):
             return
         self.first_steps[window] = first_step
@@ -182,7 +182,7 @@ class StepTiles:
         self.ends[name][-1] += end_ns
 
     def coarsen(self, block: int) -> None:
-        """Join neighbours until a block has *block* steps, a multiple by a power of two."""
+        """Join neighbouring blocks until each has *block* steps, which is `block` times a power of two."""
         factor = block // self.block
         if factor <= 1:
             return
@@ -210,7 +210,7 @@ class StepTiles:
         return 0
 
     def lately(self, steps: int) -> dict[str, float]:
-        """Return the mean time in each part, in ns, over the last *steps* steps or somewhat more; gaps as `OUTSIDE`."""
+        """Return the mean time in each part, in ns, over the last *steps* steps or a few more; gaps are `OUTSIDE`."""
         first, counted = len(self.steps), 0
         while first and counted < steps:
             first -= 1
@@ -224,7 +224,7 @@ class StepTiles:
 
     @property
     def named_shares(self) -> tuple[float, float]:
-        """The shares of the steps' time in named parts of work, and in all named parts, waiting included."""
+        """The shares of the steps' time in named parts: without waiting, and with it."""
         sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
         whole = sum(sums.values()) or 1.0
         named = {name: own / whole for name, own in sums.items() if not is_gap(name)}
@@ -232,28 +232,28 @@ class StepTiles:
 
 
 _AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
-"""Spans around all steps, which are no part of any."""
+"""Spans around all steps; they are part of no step."""
 _LONGEST_NS: Final = float(1 << 63)
-"""No section is believed to take longer: 292 years."""
+"""Longer times of a section, above 292 years, are ignored."""
 
 
 @attrs.define(eq=False)
 class StepRecord:
-    """The steps of one rank, as its events say."""
+    """The steps of one rank, recorded from its events."""
 
     tiles: StepTiles = attrs.field(factory=StepTiles)
-    """By the spans within them."""
+    """The steps, divided by the spans within them."""
     windows: StepTiles = attrs.field(factory=StepTiles)
-    """By section windows: each block is a window."""
+    """The steps, divided by sections: each block is a section window."""
     timer: StepTimer = attrs.field(factory=StepTimer)
     """The rule for the start and the end of a step."""
     _since_window_ns: int = 0
     """The length of the steps since the last section window, in ns."""
     _stood_since_window_ns: int = 0
-    """The time for which training stood still between them, in ns."""
+    """The time for which training stood still between these steps, in ns."""
 
     def iteration_ended(self, event: IterationEnded) -> StepInterval | None:
-        """Read an iteration; return the step that it ends, if it is one of training that did not fail."""
+        """Read the end of an iteration; return its step if it is a training iteration that did not fail."""
         interval = self.timer.iteration_ended(event)
         if interval is not None:
             self.tiles.end_step(event.step, interval.start_ns, interval.end_ns)
@@ -275,12 +275,12 @@ class StepRecord:
             self.tiles.add_part(event.at_ns - event.duration_ns, event.at_ns, event.name)
 
     def window_ended(self, event: SectionWindow) -> None:
-        """Read a window of sections."""
+        """Read a section window."""
         steps = max(1, event.last_step - event.first_step + 1)
         took = {
             name: mean_ns * entries
             for name, mean_ns, entries in zip(event.names, event.mean_ns, event.entries, strict=False)
-            if 0 <= mean_ns < _LONGEST_NS  # what is negative, infinite or NaN is no duration
+            if 0 <= mean_ns < _LONGEST_NS  # a negative, infinite or NaN value is no duration
         }
         outside_ns = self._since_window_ns - math.fsum(took.values())
         if outside_ns > 0:
@@ -293,10 +293,10 @@ class StepRecord:
 
 
 def chosen_tiles(records: Sequence[StepRecord]) -> list[StepTiles]:
-    """Return each rank's steps by their parts: by spans or, where those say much more, by section windows."""
+    """Return each rank's steps, divided by spans, or by section windows if these name more than twice as much."""
     by_spans = [one.tiles.named_shares for one in records]
     by_windows = [one.windows.named_shares for one in records if one.windows.places]
-    # A long wait in a span says nothing of the work, where sections do; waiting counts where nothing else is named.
+    # Waiting shows nothing about the work, so it counts only if neither spans nor sections name any work.
     compared = [
         tuple(max((own[at] for own in named), default=0.0) for named in (by_spans, by_windows)) for at in (0, 1)
     ]
@@ -316,12 +316,12 @@ ProcessT = TypeVar("ProcessT", bound=RecordedProcess)
 
 
 def most_blocks(processes: int, most: int) -> int:
-    """Return how many blocks of steps to keep of each of *processes*, if *most* of all together are affordable."""
+    """Return the number of blocks of steps to keep for each process, if all *processes* together may keep *most*."""
     return min(4_096, max(128, most // max(1, processes)))
 
 
 def tiles_of(processes: Iterable[ProcessT]) -> list[tuple[ProcessT, StepTiles]]:
-    """Return the processes that recorded steps, each with its steps by their parts."""
+    """Return the processes that recorded steps, each with the tiles of its steps."""
     known = list(processes)
     return [
         (one, tiles)
@@ -331,7 +331,7 @@ def tiles_of(processes: Iterable[ProcessT]) -> list[tuple[ProcessT, StepTiles]]:
 
 
 def by_attempt(processes: Iterable[ProcessT]) -> list[dict[int, tuple[ProcessT, StepTiles]]]:
-    """Return, for each attempt, the ranks that recorded steps, with their steps, in the order of *processes*."""
+    """Return, for each attempt in the order of *processes*, the ranks that recorded steps, with their tiles."""
     attempts: dict[tuple[str, int], dict[int, tuple[ProcessT, StepTiles]]] = {}
     for one, tiles in tiles_of(processes):
         attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = one, tiles
@@ -345,7 +345,7 @@ def _joined(column: Sequence[float], groups: Sequence[Sequence[int]]) -> list[fl
 _LOOKED_AT: Final = 96
 _SYNC_FROM_SHARE: Final = 0.02
 _PARTS_FROM: Final = 0.2
-"""The share of its lateness from which on a part is named beside the largest."""
+"""A part is named beside the largest one if its excess is at least this share of the rank's lateness."""
 
 
 @attrs.frozen(kw_only=True)
@@ -356,13 +356,13 @@ class LateRank:
     what: str
     """The part in which it lost most, or ``outside measured parts``."""
     where: str
-    """The same in words: the part, or the parts between which the stretch lies."""
+    """`what` in words: the part, or the parts around the stretch."""
     own_ns: float
-    """The time of a step that it spent there."""
+    """The mean time per step that it spent there."""
     peers_ns: float
-    """The same, the median of the ranks that were not late."""
+    """The median of this time over the ranks that were not late."""
     lateness_ns: float
-    """The mean time by which it arrived later than its peers, in a step."""
+    """The mean time per step by which it arrived later than its peers."""
     since_step: int
     until_step: int
     is_over: bool
@@ -370,24 +370,24 @@ class LateRank:
     lost_s: float
     """The time that would be saved if its parts took as long as its peers'."""
     excess_s: float
-    """The time it spent in `what` beyond its peers: more than `lost_s` if it made up for some of it elsewhere."""
+    """The time that it spent in `what` beyond its peers; more than `lost_s` if it was faster in other parts."""
     chance: float | None
     """
-    The probability that noise alone makes a rank of this job look so late; None where scores of windows say it, or
-    where it is grossly late.
+    The probability that noise alone makes a rank of this job look so late; None if only the scores of windows show
+    it, or if it is grossly late.
     """
     by_part: bool = False
-    """Whether noise can explain its whole own time, but not `what` alone."""
+    """Whether noise can explain the excess of its whole own time, but not that of `what` alone."""
     steps: int = 0
-    """The number of steps in which it was late, repeated ones included; 0 if only windows are known."""
+    """The number of steps in which it was late, repeated ones included; 0 if only the scores of windows are known."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
-    """The part in which the others waited for it; empty if that is not known, or ranks do not wait for each other."""
+    """The part in which the others waited for it; empty if it is not known, or if ranks do not wait for each other."""
     attempt: int = 0
-    """The place of the attempt in which it began to be late."""
+    """The index of the attempt in which it began to be late."""
     began: tuple[int, int] | None = None
-    """The first and the last step in which it may have begun to be late; None where that is as good as known."""
+    """The first and the last step in which it may have begun to be late; None if the step counts as known."""
     node: str = ""
     since_ns: int = 0
 
@@ -397,34 +397,34 @@ class WhatIf:
     """The result of comparing the ranks' steps."""
 
     late: tuple[LateRank, ...] = ()
-    """The most costly first."""
+    """The late ranks, the most costly first."""
     waits_in: tuple[str, ...] = ()
     """The tiles in which ranks wait for each other."""
     exchanged_ns: float = 0.0
-    """The time that the last rank to arrive spent in them, in the median step: the exchange itself."""
+    """The time that the last rank to arrive spent in these tiles in the median step: the exchange itself."""
     step_ns: float = 0.0
-    """The usual step."""
+    """The length of a usual step."""
     ranks: int = 0
     steps: int = 0
     in_turn: Mapping[int, float] = attrs.field(factory=dict)
-    """The ranks that were late in turn, with the share of the steps in which each was; empty where one is late."""
+    """The ranks that were late in turn, each with its share of the steps; empty if `late` is not empty."""
     in_turn_s: float = 0.0
-    """The cost of that."""
+    """The time that the job lost by ranks in `in_turn`."""
     why_not: str = ""
-    """The reason why nothing could be compared; empty if it was."""
+    """The reason why the ranks could not be compared; empty if they were."""
 
 
 @attrs.frozen(kw_only=True)
 class Pause:
-    """Steps of one rank, or of all, that are longer: at regular intervals, or by far."""
+    """Steps of one rank, or of several, that are longer than usual, at regular intervals or by far."""
 
     rank: int | None
-    """None if all ranks pause."""
+    """None if several ranks pause."""
     every_steps: int | None
-    """None if they come at no regular interval."""
+    """None if the pauses do not come at regular intervals."""
     steps: tuple[int, ...]
     length_ns: float
-    """The time by which such a step is longer."""
+    """The mean time by which such a step is longer than usual."""
     where: str
     """The tile that grows most in such a step."""
     cost_s: float
@@ -432,7 +432,7 @@ class Pause:
 
 @attrs.define(eq=False)
 class _Grid:
-    """The tiles of all ranks, over the blocks of steps that all of them have, attempts one after the other."""
+    """The tiles of all ranks, in the blocks of steps that all ranks have; attempts follow one after the other."""
 
     ranks: list[int]
     attempts: list[int]
@@ -440,15 +440,15 @@ class _Grid:
     first_steps: list[int]
     last_steps: list[int]
     counts: list[float]
-    """Steps in each block."""
+    """The number of steps in each block."""
     took: dict[str, list[list[float]]]
-    """By tile and rank, the mean of a step in each block, in ns."""
+    """For each tile and rank, its mean time in a step of each block, in ns."""
     ends: dict[str, list[list[float]]]
-    """Likewise the mean time when it ended, relative to a common zero."""
+    """For each tile and rank, its mean end time in each block, in ns since a common zero."""
     has_ends: bool
 
     def total(self, names: Collection[str]) -> list[list[float]]:
-        """Return the sum of the tiles *names* of each rank and block."""
+        """Return the total time of the tiles *names*, for each rank and block."""
         chosen = [self.took[name] for name in names]
         return [
             [math.fsum(values) for values in zip(*(own[place] for own in chosen), strict=True)]
@@ -473,7 +473,9 @@ class _Grid:
 
 def compare_all(processes: Iterable[RecordedProcess], waits: Collection[str]) -> WhatIf:
     """
-    Compare the ranks over all attempts, for every view; the figures of the result are those of the last attempts.
+    Compare the ranks over all attempts, for every view.
+
+    The late ranks are those of all attempts; the other figures are those of the last attempts with the same ranks.
 
     Args:
         processes: The ranks of all attempts of a job, attempt by attempt.
@@ -498,15 +500,15 @@ def compare_ranks(
     """
     Return which ranks were late, since when, and why.
 
-    Attempts of the same ranks are one course of steps, so lateness that begins in one attempt and continues in the next
-    is found once.
+    Attempts of the same ranks are compared as one sequence of steps. So lateness that begins in one attempt and
+    continues in the next is found once.
 
     Args:
         attempts: The steps of each rank, for each attempt in order.
         waits: Names of parts in which ranks are known to wait for each other.
         hosts: The hosts of the ranks, each once; ranks on one host share a clock.
     """
-    # Windows of sections have no times within a step.
+    # Section windows have no times within a step.
     has_times = not any(own.first_steps for tiles in attempts for own in tiles.values())
     have_one_clock = len(hosts) == 1 and "" not in hosts and has_times
     block = max((own.block for tiles in attempts for own in tiles.values()), default=1)
@@ -524,7 +526,7 @@ def compare_ranks(
     if not whole:
         return WhatIf(why_not="the ranks have too few steps in common" if grids else why_not)
     results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
-    # Lateness in earlier attempts with other ranks is over.
+    # Lateness in earlier attempts, with other ranks, is over.
     late = [
         attrs.evolve(one, is_over=one.is_over or grid is not grids[-1])
         for grid, result in zip(whole, results, strict=True)
@@ -540,7 +542,7 @@ def late_words(one: LateRank) -> str:
 
 
 def since_words(one: LateRank) -> str:
-    """Return the steps in which a rank was late, in words; *about* is used if noise leaves the first one open."""
+    """Return the steps in which a rank was late, in words; with *about* if noise makes the first one uncertain."""
     about = "about " if one.began else ""
     if one.is_over:
         return f"in {about}steps {one.since_step} to {one.until_step}"
@@ -557,7 +559,7 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
     if not sync and have_one_clock and grid.has_ends and not late:
         late = _find_behind(grid, names, whole)
     turns, turns_ns = ({}, 0.0) if late else late_in_turn(own, grid.counts, usual_ns)
-    # A part such as the backward pass contains work beside the exchange.
+    # A part such as the backward pass contains work besides the exchange.
     pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == WAITING]
     exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
     largest = max(sync, key=lambda name: sum(map(math.fsum, grid.took[name])), default="")
@@ -580,7 +582,7 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
     for own in tiles.values():
         own.coarsen(block)
     most = max(len(own.places) for own in tiles.values())
-    # A rank that died early would leave the others without common steps.
+    # With a rank that died early, the others would have too few common steps.
     known = {rank: own for rank, own in sorted(tiles.items()) if 2 * len(own.places) >= most}
     if len(known) < 2:  # noqa: PLR2004
         return "the ranks recorded different steps"
@@ -619,7 +621,7 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
         first + (counts[place] if lead.first_steps else block) - 1 for first, place in zip(firsts, places, strict=True)
     ]
     if not lead.first_steps:
-        firsts[0] = common[0] * block  # a first step that was left out belongs to the first stretch
+        firsts[0] = common[0] * block  # the first block includes a first step that was left out
     return _Grid(
         ranks=list(known),
         attempts=[attempt] * len(places),
@@ -633,13 +635,13 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
 
 
 def _standstills(columns: Mapping[str, Sequence[float]]) -> list[float]:
-    """Return for how long one rank stood still in each block."""
+    """Return the time for which one rank stood still, for each block."""
     rows = zip(*(own for name, own in columns.items() if name in STANDSTILLS), strict=True)
     return list(map(math.fsum, rows)) or [0.0] * max(map(len, columns.values()), default=0)
 
 
 def _longest_standstills(took: Mapping[str, Sequence[Sequence[float]]]) -> list[float]:
-    """Return for how long the rank that stood still longest did in each block; *took* has the ranks of each tile."""
+    """Return the longest standstill of any rank, for each block; *took* has the times of all ranks for each tile."""
     ranks = len(next(iter(took.values()), ()))
     own = [_standstills({name: rows[at] for name, rows in took.items()}) for at in range(ranks)]
     return [max(column) for column in zip(*own, strict=True)]
@@ -647,9 +649,9 @@ def _longest_standstills(took: Mapping[str, Sequence[Sequence[float]]]) -> list[
 
 def _without_standstills(columns: Mapping[str, Sequence[float]], longest: Sequence[float]) -> dict[str, list[float]]:
     """
-    Return the tiles of one rank without the time that it waited while another rank stood still, as in a barrier.
+    Return the tiles of one rank without standstills and without its wait for other ranks' standstills, as in a barrier.
 
-    One rank saves or evaluates, the others wait where no span measures it: they are not late by that, and do not pause.
+    While one rank saves or evaluates, the others may wait where no span measures it. This is not lateness, nor a pause.
     """
     found = {name: list(own) for name, own in columns.items() if name not in STANDSTILLS}
     unnamed = [own for name, own in found.items() if kind_of(name, set()) in {OTHER, WAITING}]
@@ -670,8 +672,8 @@ def _synchronizing(
     """
     Return the tiles in which ranks wait for each other.
 
-    A part is one by its name, or because ranks enter it apart from each other and leave it together. If clocks cannot
-    show that, it is the part in which one rank is shorter than its peers by what it is longer elsewhere.
+    They are known by their names, or because ranks enter them at different times and leave them together. If no such
+    tile is found, it is the one in which one rank takes less time than its peers, because it takes longer elsewhere.
     """
     sync = [name for name in names if name in waits or kind_of(name, set(waits)) == WAITING]
     least_ns = max(LEAST_LATE_NS / 3, _SYNC_FROM_SHARE * usual_ns)
@@ -708,7 +710,7 @@ def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
 def _shorter_for_the_late(
     grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]], least_ns: float
 ) -> list[str]:
-    """Return the tile in which one rank is shorter than its peers, if it can contain waiting."""
+    """Return the tile in which one rank takes less time than its peers, if the tile can contain waiting."""
     found = []
     even = []
     steps = [statistics.fmean(own) for own in whole]
@@ -719,20 +721,20 @@ def _shorter_for_the_late(
             continue
         means = [statistics.fmean(own) for own in grid.took[name]]
         if max(means) - min(means) < 2 * apart_ns:
-            continue  # ranks whose steps differ as well do not wait for each other there
+            continue  # if whole steps differ too, ranks do not wait for each other there
         middle = statistics.median(means)
         below, above = middle - min(means), max(means) - middle
         if len(grid.ranks) > 2 and below > 2 * above and below >= least_ns:  # noqa: PLR2004
             found.append((_order(name), -below, name))
         elif below + above >= least_ns:
             even.append((_order(name), -below, name))
-    # With two ranks, or if half of them are late, numbers alone do not show which ones wait.
+    # With two ranks, or if half of them are late, durations alone do not show which ones wait.
     candidates = found or even
     return [min(candidates)[2]] if candidates else []
 
 
 def _order(name: str) -> int:
-    """Return how likely a tile contains waiting, 0 for the likeliest: gradients are exchanged after backward."""
+    """Return 0 for the tile likeliest to contain waiting, more for others: gradients are exchanged after backward."""
     if is_gap(name):
         return 0 if name.startswith("model_backward") else 3
     return {"model_backward": 1, "optimizer_update": 2}.get(name, 4)
@@ -742,7 +744,7 @@ def _order(name: str) -> int:
 
 
 def _find_late(grid: _Grid, own: Rows, whole: Rows, *, parts: Sequence[str], is_tiled: bool = True) -> list[LateRank]:
-    """Return the late ranks, the most costly first; *parts* are the parts of *own*, if it is tiled."""
+    """Return the late ranks, the most costly first; *parts* are the tiles whose sum is *own*, if *is_tiled*."""
     usual_ns = statistics.median(map(statistics.median, whole))
     late = find_late(own, grid.counts, usual_ns, [grid.took[name] for name in parts] if is_tiled else ())
     others = [at for at in range(len(grid.ranks)) if at not in late]
@@ -752,10 +754,10 @@ def _find_late(grid: _Grid, own: Rows, whole: Rows, *, parts: Sequence[str], is_
 
 def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[LateRank]:
     """
-    Return the ranks that are behind at every bound of their tiles, by the same time.
+    Return the ranks that reach every bound of their tiles later than their peers, always by the same time.
 
-    Such a rank loses time in the tile in which ranks wait for each other, after they have: so all tiles are as long as
-    its peers', and only their times differ. It can be seen only with a common clock.
+    Such a rank loses time in the tile in which ranks wait for each other, after the wait. So its tiles are as long as
+    its peers', and only the times of their bounds differ. Only a common clock shows this.
     """
     candidates = [name for name in names if all(any(own) for own in grid.took[name]) and _order(name) < 3]  # noqa: PLR2004
     if not candidates:
@@ -792,7 +794,8 @@ def _late(
         return None
     lateness_ns = episode.level_ns
     ordered = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
-    beside = [] if episode.by_part else [one for one in ordered if one[0] != what]  # then the other parts are noise
+    # If only one part shows the lateness, the other parts are noise.
+    beside = [] if episode.by_part else [one for one in ordered if one[0] != what]
     return LateRank(
         rank=grid.ranks[at],
         what=OUTSIDE if is_gap(what) else what,
@@ -818,26 +821,26 @@ def _late(
 
 LEAST_PAUSE_NS: Final = 5e6
 LEAST_PAUSE_SHARE: Final = 0.5
-"""The share of the usual step by which a pause makes a step longer, at least."""
+"""A pause makes a step longer by at least this share of the usual step."""
 LONG_PAUSE_NS: Final = 1e9
 LONG_PAUSE_STEPS: Final = 10
 """A step that is longer by so many usual steps, and by `LONG_PAUSE_NS`, is a pause even without regular intervals."""
 _FEWEST_PAUSES: Final = 5
 _MOST_PAUSES: Final = 0.25
-"""The share of steps that may be pauses; more of them are the usual step."""
+"""The largest share of steps that may be pauses; if there are more, they are usual steps."""
 _REGULAR: Final = 0.75
 _MOST_CHANCE: Final = 1e-4
-"""The largest probability of the intervals if pauses came at random."""
+"""The largest accepted probability that random pauses come at such regular intervals."""
 _MOST_SEARCHED: Final = 64
 
 
 def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause | None:
     """
-    Return the pauses that make steps longer: at regular intervals, like a garbage collection, or else by far; or None.
+    Return the steps that pauses make longer, at regular intervals (a garbage collection) or else by far; or None.
 
     Args:
-        tiles: By rank, its steps: of one attempt.
-        sync: The tiles in which ranks wait for each other: a pause of another rank shows there.
+        tiles: The steps of each rank, in one attempt.
+        sync: The tiles in which ranks wait for each other; they are left out, because they show pauses of other ranks.
     """
     found = []
     stood_ns: dict[int, float] = {}
@@ -857,14 +860,14 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
     many = [pause for pause in found if pause.cost_s >= longest.cost_s / 3]
     if len(many) == 1:
         return longest
-    # Ranks that pause in turn are all waited for; those that pause together are waited for once.
+    # The job waits for each rank that pauses in turn, but only once for ranks that pause together.
     together = len({pause.steps[0] for pause in many}) == 1
     cost_s = longest.cost_s if together else math.fsum(pause.cost_s for pause in many)
     return attrs.evolve(longest, rank=None, cost_s=cost_s)
 
 
 def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
-    """Return the indices of the *lengths* above *bound*; None if they are few, many, or at no regular intervals."""
+    """Return the indices of the *lengths* above *bound*; None if they are few, many, or at irregular intervals."""
     at = [place for place, length in enumerate(lengths) if length > bound]
     if not _FEWEST_PAUSES <= len(at) <= _MOST_PAUSES * len(lengths):
         return None
@@ -880,10 +883,10 @@ def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
 
 def _chance_of_gaps(share: float, usual: float, deviation: float, regular: int, count: int) -> float:
     """
-    Return a bound on the probability that of *count* gaps *regular* or more lie within *deviation* of *usual*.
+    Return a bound on the probability that *regular* or more of *count* gaps lie within *deviation* of *usual*.
 
-    Each step pauses by chance, with the probability *share*: gaps are distributed geometrically, and the number of
-    those that fit binomially, without the one that gave *usual*. The bound on its tail is Chernoff's: exact if all fit.
+    If each step pauses by chance, with the probability *share*, gaps have a geometric distribution. The number of gaps
+    that fit is binomial, without the one that gave *usual*. Chernoff's bound limits its tail; it is exact if all fit.
     """
     fitting = range(math.ceil(usual - deviation), math.floor(usual + deviation) + 1)
     fits = math.fsum(share * (1.0 - share) ** (gap_steps - 1) for gap_steps in fitting)
@@ -902,7 +905,7 @@ def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[floa
     steps = list(places)[1:]
     middle = statistics.median(lengths)
     least_ns = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
-    # Noise also lengthens steps between pauses: then only the longest steps come at regular intervals.
+    # Noise may also lengthen steps between pauses. Then only the longest steps come at regular intervals.
     halfway_ns = (middle + sorted(lengths)[-_FEWEST_PAUSES]) / 2
     at = next(filter(None, (_regular(lengths, bound) for bound in (least_ns, max(least_ns, halfway_ns)))), None)
     every_steps = None if at is None else round(statistics.median(map(operator.sub, at[1:], at)))
