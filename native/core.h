@@ -89,6 +89,12 @@ extern PyTypeObject *ts_admission_type;
 PyObject *ts_counter_of(PyObject *count);
 
 /*
+ * Encode EVENT as the row at OFFSET of its frame with ENCODING, which Python made: new bytes, or NULL with an exception,
+ * or TS_TO_PYTHON. Runs no foreign code, except that allocating may run the garbage collector.
+ */
+PyObject *ts_row(PyObject *encoding, PyObject *event, unsigned long long offset);
+
+/*
  * The context that the interpreter gave the thread, and the span and step around the code that runs there; see
  * ambient.c, which owns them and alone changes them.
  */
@@ -150,6 +156,7 @@ int ts_add_bus(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
+int ts_add_delivery(PyObject *module);
 int ts_add_events(PyObject *module);
 int ts_add_kernels(PyObject *module);
 int ts_add_sections(PyObject *module);

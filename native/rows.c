@@ -239,28 +239,38 @@ put_field(Buffer *buffer, const Field *field, PyObject *event)
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-static PyObject *
-encode(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+PyObject *
+ts_row(PyObject *encoding, PyObject *event, unsigned long long offset)
 {
-    Encoding *self = (Encoding *)callable;
+    Encoding *self = (Encoding *)encoding;
     unsigned char bytes[LIMIT];
-    Buffer buffer = {bytes, bytes + self->limit};
-    if (PyVectorcall_NARGS(flags) != 2 || keywords != NULL || Py_TYPE(args[0]) != self->cls) {
-        goto python;
+    Buffer buffer = {bytes, NULL};
+    if (!Py_IS_TYPE(encoding, encoding_type) || Py_TYPE(event) != self->cls) {
+        return TS_TO_PYTHON;
     }
+    buffer.end = bytes + self->limit;
     if (!put_length(&buffer, Py_SIZE(self) + 2, 0x90, 16, 0, 0xdc) || !put_positive(&buffer, self->number)
-        || !put_scalar(&buffer, args[1], INT)) {
-        goto python;
+        || !put_positive(&buffer, offset)) {
+        return TS_TO_PYTHON;
     }
     for (Py_ssize_t place = 0; place < Py_SIZE(self); place++) {
-        if (!put_field(&buffer, &self->fields[place], args[0])) {
-            goto python;
+        if (!put_field(&buffer, &self->fields[place], event)) {
+            return TS_TO_PYTHON;
         }
     }
     return PyBytes_FromStringAndSize((char *)bytes, buffer.next - bytes);
+}
 
-python:
-    return PyObject_Vectorcall(self->python, args, flags, keywords);
+static PyObject *
+encode(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+{
+    PyObject *row = TS_TO_PYTHON;
+    if (PyVectorcall_NARGS(flags) == 2 && keywords == NULL && PyLong_CheckExact(args[1])) {
+        int overflow;
+        long long offset = PyLong_AsLongLongAndOverflow(args[1], &overflow);
+        row = offset < 0 ? TS_TO_PYTHON : ts_row(callable, args[0], (unsigned long long)offset);
+    }
+    return row == TS_TO_PYTHON ? PyObject_Vectorcall(((Encoding *)callable)->python, args, flags, keywords) : row;
 }
 
 int

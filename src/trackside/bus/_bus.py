@@ -13,8 +13,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from trackside._free_threading import FREE_THREADED, lane, shared
 from trackside._implementation import native
@@ -34,6 +34,7 @@ from trackside.bus._subscribers import (
     QueuedSubscriber,
     Recovered,
     SinkSubscriber,
+    Waiting,
     is_too_deep,
     uncounted,
 )
@@ -445,8 +446,11 @@ class Bus(Closing):
         lowest = checked_priority(min_priority)
         checked_rule(keep)
 
-        def wants(cls: type[Event]) -> bool:
+        @lru_cache(maxsize=256)  # each count of the bus asks for all types
+        def find(cls: type[Event]) -> bool:
             return cls.priority >= lowest and types.has(cls)
+
+        wants = cast("Callable[[type[Event]], bool]", find)
 
         def wants_original(cls: type[Event]) -> bool:
             return wants(cls) and not cls.derived  # a replay computes derived events again
@@ -597,7 +601,7 @@ class Bus(Closing):
                 balance.
         """
         with self._dispatcher.held(timeout_s):
-            waiting = self._dispatcher.queue.copy()
+            waiting = self._dispatcher.waiting()
             now = list(self._subscribers)
             suppressed = sum(map(_suppressed_at, now)) + self._retired.suppressed + self._stack_full
             return BusStats(
@@ -608,12 +612,12 @@ class Bus(Closing):
                 **self._dispatcher.counts(waiting),
             )
 
-    def _stats_of(self, subscriber: Subscriber, waiting: Sequence[Any] | None = None) -> HandlerStats:
-        """Return the counts of one subscriber; *waiting* is the content of the queue, copied here if not given."""
+    def _stats_of(self, subscriber: Subscriber, waiting: Waiting | None = None) -> HandlerStats:
+        """Return the counts of one subscriber; *waiting* is the content of the queue, read here if not given."""
         if isinstance(subscriber, InlineSubscriber):
             return subscriber.stats()
-        items = self._dispatcher.queue.copy() if waiting is None else waiting
-        return subscriber.stats(self._dispatcher.admissions, subscriber.count_waiting(items))
+        in_queue = subscriber.count_waiting(self._dispatcher.waiting() if waiting is None else waiting)
+        return subscriber.stats(self._dispatcher.admissions, in_queue)
 
     def _held_stats_of(self, subscriber: Subscriber, timeout_s: float) -> HandlerStats:
         with self._dispatcher.held(timeout_s):

@@ -11,12 +11,13 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
 
 from trackside.bus._admission import Admission, dropped_by_name, make_admission
+from trackside.bus._delivery import FanOut, deliver_plain
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
 from trackside.bus._queue import make_queue
 from trackside.bus._subscribers import (
@@ -26,7 +27,7 @@ from trackside.bus._subscribers import (
     Leave,
     ModelSubscriber,
     QueuedSubscriber,
-    SinkSubscriber,
+    Waiting,
 )
 from trackside.core import (
     LateThread,
@@ -52,7 +53,7 @@ from trackside.events import (
     set_process_source,
 )
 from trackside.events._source import is_made_here, new_id
-from trackside.wire import RowEncoder, Schema, saturated
+from trackside.wire import RowEncoder, saturated
 
 POLL_S: Final = 0.4
 """The longest pause between two drains, in seconds. A wake-up costs more than a few events do."""
@@ -169,46 +170,6 @@ class StreamIdentity:
 
 _numbered_by: dict[str, StreamIdentity] = {}
 """By the id of each source whose stream began in this process, the bus that numbers its events."""
-
-
-class FanOut:
-    """The resolved subscribers of one event type."""
-
-    __slots__ = (
-        "admission",
-        "appends",
-        "batch",
-        "choosing",
-        "encode",
-        "groups",
-        "is_plain",
-        "models",
-        "needs_number",
-        "pends",
-        "ruled",
-        "schema",
-        "sinks",
-    )
-
-    def __init__(self, admission: Admission, subscribers: Sequence[QueuedSubscriber]) -> None:
-        frames = [each for each in subscribers if isinstance(each, FrameSubscriber) and each.group is not None]
-        # Subscribers with the same filter share a group, so one of each group is enough here.
-        leaders = {each.filter_key: each for each in frames}
-        self.admission = admission
-        self.schema: Schema | None = None
-        self.encode: Callable[[Event, int], bytes] | None = None
-        self.batch = -1
-        self.groups = tuple(each.group for each in leaders.values() if each.group is not None)
-        self.appends = tuple(each.group.rows.append for each in leaders.values() if each.decide is None and each.group)
-        self.ruled = tuple(each for each in leaders.values() if each.decide is not None)
-        self.models = tuple(each for each in subscribers if isinstance(each, ModelSubscriber))
-        self.pends = tuple(each.pending.append for each in self.models if each.decide is None)
-        self.choosing = tuple(each for each in self.models if each.decide is not None)
-        self.sinks = tuple(each for each in subscribers if isinstance(each, SinkSubscriber))
-        self.needs_number = bool(self.models or self.sinks or self.ruled)
-        """Whether a subscriber reads the event itself, and so its number."""
-        self.is_plain = not self.needs_number and len(self.appends) == 1
-        """Whether exactly one group wants the event, and only as a row: the common case of frequent events."""
 
 
 class Dispatcher:
@@ -332,7 +293,11 @@ class Dispatcher:
             self._requests.put(_STOP)
         return self._thread.join(timeout_s)
 
-    def counts(self, waiting: Iterable[Any]) -> dict[str, Any]:
+    def waiting(self) -> Waiting:
+        """Return what the queue holds."""
+        return Waiting.of(self.queue.copy())
+
+    def counts(self, waiting: Waiting) -> dict[str, Any]:
         """Return the dispatcher's part of `BusStats`, of a queue that holds *waiting*."""
         by_type: dict[str, int] = {}
         for admission in list(self.admissions.values()):
@@ -344,7 +309,7 @@ class Dispatcher:
             "published": sum(by_type.values()),
             "by_type": by_type,
             "dropped_by_type": dropped_by_name(self.admissions),
-            "in_queue": sum(isinstance(item, Event) for item in waiting),
+            "in_queue": waiting.events(lambda _: True),
             "queue_peak": self.queue_peak,
             "strings_cut": self._encoder.cuts,
         }
@@ -430,7 +395,7 @@ class Dispatcher:
 
     def _work_through(self, count: int, deadline_s: float | None) -> bool:
         """Process the first *count* items of the queue; False if time ran out."""
-        queue, deliver, deliver_alike = self.queue.ordered, self._deliver, self._deliver_alike
+        queue, deliver = self.queue.ordered, self._deliver
         place = 0
         try:
             while place < count:
@@ -443,8 +408,9 @@ class Dispatcher:
                 place += 1
                 try:
                     if isinstance(item, Event):
-                        if deliver(item) and place < count:
-                            place += deliver_alike(min(count - place, -place % _READ_CLOCK_EVERY))
+                        if deliver(item) and self.source is not None and self.redact is None:
+                            most = min(count - place, -place % _READ_CLOCK_EVERY)
+                            place += deliver_plain(queue, self._fan_outs, self._batcher, self.source, most)
                     else:
                         self._process(item)
                 except BaseException as error:
@@ -570,7 +536,7 @@ class Dispatcher:
     # --- events ------------------------------------------------------------------------------------------------
 
     def _deliver(self, event: Event) -> bool:
-        """Deliver *event* with a number, encoded once; return whether `_deliver_alike` may do the next ones."""
+        """Deliver *event* with a number, encoded once; return whether `deliver_plain` may do the next ones."""
         fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
         admission = fan_out.admission
         if self.source is None:
@@ -636,36 +602,6 @@ class Dispatcher:
         own = {name: saturated(getattr(event, name)) for name in own_fields(cls)}
         return cls(at_ns=event.at_ns, span_id=event.span_id, step=event.step, **own)
 
-    def _deliver_alike(self, most: int) -> int:
-        """
-        Deliver up to *most* events of the same type as the first in the queue, as `_deliver` does.
-
-        It stops at the first that cannot be encoded.
-
-        Returns:
-            The number of events that were delivered.
-        """
-        queue, batcher = self.queue.ordered, self._batcher
-        cls = type(queue[0])
-        fan_out = self._fan_outs.get(cls)
-        if fan_out is None or not fan_out.is_plain or fan_out.batch != batcher.batch or self.redact is not None:
-            return 0
-        encode, (append,), popleft = fan_out.encode, fan_out.appends, queue.popleft
-        first = offset = batcher.offset
-        try:
-            while offset - first < most and batcher.room_bytes > 0 and type(queue[0]) is cls:
-                row = encode(queue[0], offset)  # type: ignore[misc]  # plain ones have been encoded
-                popleft()
-                append(row)
-                offset += 1
-                batcher.room_bytes -= len(row) + ROW_EXTRA_BYTES
-        except Exception:  # noqa: S110  `_deliver` comes to the same event, and counts its fault
-            pass
-        finally:
-            fan_out.admission.taken += offset - first
-            batcher.offset = offset
-        return offset - first
-
     def _inject(self, events: Sequence[Event]) -> None:
         for event in events:
             fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
@@ -685,11 +621,11 @@ class Dispatcher:
 
     def _resolve(self, cls: type[Event]) -> FanOut:
         wanting = [subscriber for subscriber in self._subscribers if subscriber.wants(cls)]
-        fan_out = self._fan_outs[cls] = FanOut(self.admission(cls), wanting)
-        if cls is not UnknownEvent and is_declared(cls):
-            fan_out.schema = self._encoder.schema_of(cls)
-            fan_out.encode = self._encoder.encoding(fan_out.schema)
-        return fan_out
+        has_schema = cls is not UnknownEvent and is_declared(cls)
+        schema = self._encoder.schema_of(cls) if has_schema else None
+        encode = None if schema is None else self._encoder.encoding(schema)
+        self._fan_outs[cls] = FanOut(self.admission(cls), wanting, schema, encode)
+        return self._fan_outs[cls]
 
     # --- losses ------------------------------------------------------------------------------------------------
 

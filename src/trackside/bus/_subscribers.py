@@ -253,6 +253,23 @@ class Leave(NamedTuple):
     subscriber: QueuedSubscriber
 
 
+class Waiting(NamedTuple):
+    """What the queue held at one moment."""
+
+    items: Collection[Any]
+    kinds: Counter[type]
+    """How many items there are of each class."""
+
+    @classmethod
+    def of(cls, items: Collection[Any]) -> Waiting:
+        """Count *items* by class, once for all who ask."""
+        return cls(items, Counter(map(type, items)))
+
+    def events(self, wants: Callable[[type[Event]], bool]) -> int:
+        """Return the number of events of the classes that *wants* names."""
+        return sum(count for kind, count in self.kinds.items() if issubclass(kind, Event) and wants(kind))
+
+
 class _AtQueue(NamedTuple):
     """The fate, before or in the queue, of the events meant for a subscriber."""
 
@@ -396,15 +413,13 @@ class QueuedSubscriber:
 
     # --- counting ----------------------------------------------------------------------------------------------
 
-    def count_waiting(self, items: Collection[Any]) -> int:
-        """Count the queued *items* for this subscriber: those after its `Join` and before its `Leave`."""
-        kinds = Counter(map(type, items))
-        if Join not in kinds and Leave not in kinds:
-            wanted = sum(kinds[kind] for kind in kinds if issubclass(kind, Event) and self.wants(kind))
-            return wanted if self.joined else 0
+    def count_waiting(self, waiting: Waiting) -> int:
+        """Count the items of *waiting* for this subscriber: those after its `Join` and before its `Leave`."""
+        if Join not in waiting.kinds and Leave not in waiting.kinds:
+            return waiting.events(self.wants) if self.joined else 0
         count = 0
         inside = self.joined
-        for item in items:
+        for item in waiting.items:
             if isinstance(item, Event):
                 count += inside and self.wants(type(item))
             elif isinstance(item, Join) and item.subscriber is self:

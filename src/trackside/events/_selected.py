@@ -52,6 +52,8 @@ class SelectedTypes:
         cls = typed if isinstance(typed, type) else type(typed)
         if self.has_all or issubclass(cls, self.classes):
             return True
+        if not self.names:
+            return False
         own = {base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name}
         if isinstance(typed, UnknownEvent):
             own.add(typed.name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trackside._later import load_later
 from trackside.wire._detached import changeable_fields, detached
-from trackside.wire._encoder import RowEncoder, Schema, encode_frame
+from trackside.wire._encoder import Encoding, RowEncoder, Schema, encode_frame
 from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trackside.wire._sequence import Ranges, SequenceTracker
 
 __all__ = [
+    "Encoding",
     "EventColumns",
     "Frame",
     "FrameDecoder",

@@ -27,6 +27,8 @@ INTERRUPTING: Final = frozenset(
     )
 )
 """The spans whose time is not part of a step."""
+TIMED: Final = INTERRUPTING | {span_names.DATA_LOADING}
+"""The spans whose ends `StepTimer` reads; it ignores those of all others."""
 
 
 WAITING: Final = "waiting"
@@ -128,11 +130,12 @@ class StepTimer:
             start_ns = own_start_ns
             if self.last_end_ns is None and self.loading_ns is not None:
                 start_ns = min(start_ns, self.loading_ns)
-        interrupted_ns = sum(
-            min(end, end_ns) - max(start, start_ns) for start, end in self.interruptions if end > start_ns
-        )
+        interrupted_ns = 0
+        if self.interruptions:
+            inside = ((max(start, start_ns), min(end, end_ns)) for start, end in self.interruptions if end > start_ns)
+            interrupted_ns = sum(end - start for start, end in inside)
+            self.interruptions.clear()
         self.last_end_ns, self.last_step, self.loading_ns = end_ns, event.step, None
-        self.interruptions.clear()
         return None if event.failed else StepInterval(start_ns, end_ns, interrupted_ns)
 
     def _interrupt(self, start_ns: int, end_ns: int) -> None:

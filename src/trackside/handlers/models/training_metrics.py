@@ -6,7 +6,6 @@ The work of iterations, with its times and rates; the metrics of one process; an
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
@@ -36,7 +35,7 @@ from trackside.events import (
     span_names,
 )
 from trackside.handlers.models._model import VersionedModel
-from trackside.handlers.models.steps import StepTimer
+from trackside.handlers.models.steps import TIMED, StepTimer
 from trackside.wire import FrameView
 
 NS_PER_S: Final = 10**9
@@ -603,8 +602,9 @@ class ProcessMetrics:
 
     def span_ended(self, event: SpanEnded) -> Derived:
         """Read the end of any span except an iteration's; most add nothing, or only the time of a part."""
-        self.timer.span_ended(event)
         name, within = event.name, self.parts.within
+        if name in TIMED:
+            self.timer.span_ended(event)
         place = PLACES.get(name)
         if event.span_id in within:
             self.parts.end(event)
@@ -799,7 +799,18 @@ _ENDS: Final[dict[str, Callable[[ProcessMetrics, SpanEnded], Derived]]] = {
 """The readers of the ends of spans, by span name."""
 
 
-_READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
+_Reader: TypeAlias = Callable[[ProcessMetrics, Any], Derived]
+
+
+class _Readers(dict[type[Event], _Reader]):
+    """The readers of events, by type; that of a subclass is found when an event of it is first read."""
+
+    def __missing__(self, cls: type[Event]) -> _Reader:
+        self[cls] = next(self[base] for base in cls.__mro__ if base in self)
+        return self[cls]
+
+
+_BY_TYPE: Final[dict[type[Event], _Reader]] = {
     IterationEnded: ProcessMetrics.iteration_ended,
     SpanEnded: ProcessMetrics.span_ended,
     SpanStarted: ProcessMetrics.span_started,
@@ -808,7 +819,7 @@ _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
     JobConfigured: ProcessMetrics.job_configured,
     TrainingConfigured: ProcessMetrics.training_configured,
 }
-"""The readers of events, by type; they also read events of its subclasses."""
+_READERS: Final = _Readers(_BY_TYPE)
 
 
 @attrs.frozen(kw_only=True)
@@ -876,7 +887,7 @@ class TrainingMetrics(VersionedModel):
     version = 1
 
     runs_on = RunsOn.DISPATCHER
-    reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
+    reads: ClassVar[tuple[type[Event], ...]] = tuple(_BY_TYPE)
 
     def __init__(self, publish: Publish | None = None) -> None:
         self.publish = publish
@@ -889,7 +900,7 @@ class TrainingMetrics(VersionedModel):
             return
         place = self._place_of(frame.source)
         for event in events:
-            for derived in _reader_of(type(event))(place.metrics, event):  # type: ignore[arg-type]  # hashable
+            for derived in _READERS[type(event)](place.metrics, event):
                 self._derive(place, derived)
 
     def _place_of(self, source: Source) -> _Place:
@@ -927,11 +938,6 @@ class TrainingMetrics(VersionedModel):
     def _load(self, state: Mapping[str, Any]) -> None:
         places = _converter.structure(state["places"], list[_Place])
         self._places = {place.source.id: place for place in places}
-
-
-@functools.lru_cache(maxsize=256)
-def _reader_of(cls: type[Event]) -> Callable[[ProcessMetrics, Any], Derived]:
-    return next(reader for base, reader in _READERS.items() if issubclass(cls, base))
 
 
 def _metrics_of(place: _Place) -> SourceMetrics:

@@ -1,0 +1,216 @@
+/*
+ * Delivering the events at the front of the queue, as trackside.bus._delivery.deliver_plain does: each gets a row, its
+ * number and its source, and is appended to the lists that its subscribers read. An event that is not the plain case is
+ * left in the queue, and Dispatcher._deliver comes to it next.
+ *
+ * Only the dispatcher calls it. Nothing is called between the moment at which an event leaves the queue and that at
+ * which it is counted, except methods of deques and lists.
+ */
+
+#include "core.h"
+
+enum { ENCODE, APPENDS, PENDS, BATCH, IS_PLAIN, NEEDS_NUMBER, OF_ADMISSION, FAN_OUT_SLOTS };
+static const char *const fan_out_slots[] = {"encode", "appends", "pends", "batch", "is_plain", "needs_number", "admission"};
+enum { NUMBER, FIRST_SEQ, OFFSET, ROOM, BATCHER_SLOTS };
+static const char *const batcher_slots[] = {"batch", "first_seq", "offset", "room_bytes"};
+enum { SOURCE, SEQ, EVENT_SLOTS };
+static const char *const event_slots[] = {"_source", "_seq"};
+static const char *const admission_slots[] = {"taken"};
+
+/* All are set once and kept for ever, like the module trackside.bus._delivery. */
+static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_event[EVENT_SLOTS], of_taken;
+static PyTypeObject *fan_out_type, *batcher_type, *admission_type;
+static long long extra_bytes;
+static PyObject *popleft_name;
+
+/* Read the int in SLOT: whether there is one that fits. */
+static inline int
+read_number(PyObject *const *slot, long long *number)
+{
+    int overflow = 1;
+    if (*slot != NULL && PyLong_CheckExact(*slot)) {
+        *number = PyLong_AsLongLongAndOverflow(*slot, &overflow);
+    }
+    return overflow == 0;
+}
+
+/* Put VALUE, a new reference, into SLOT. */
+static inline void
+replace(PyObject **slot, PyObject *value)
+{
+    PyObject *old = *slot;
+    *slot = value;
+    Py_XDECREF(old);
+}
+
+/* Return the FanOut of events of CLS, borrowed, if it is known and plain, and its schema is in the batch; else NULL. */
+static PyObject *
+plain_fan_out(PyObject *fan_outs, PyTypeObject *cls, long long batch)
+{
+    long long introduced;
+    /* Classes are compared by identity, so nothing is called, unless a metaclass has a hash of its own. */
+    if (Py_TYPE(cls)->tp_hash != PyType_Type.tp_hash) {
+        return NULL;
+    }
+    PyObject *found = PyDict_GetItemWithError(fan_outs, (PyObject *)cls);
+    if (found == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (!Py_IS_TYPE(found, fan_out_type) || *ts_slot(found, of_fan_out[IS_PLAIN]) != Py_True
+        || !read_number(ts_slot(found, of_fan_out[BATCH]), &introduced) || introduced != batch) {
+        return NULL;
+    }
+    for (int name = ENCODE; name < FAN_OUT_SLOTS; name++) {
+        if (*ts_slot(found, of_fan_out[name]) == NULL) {
+            return NULL;
+        }
+    }
+    return PyTuple_CheckExact(*ts_slot(found, of_fan_out[APPENDS])) && PyTuple_CheckExact(*ts_slot(found, of_fan_out[PENDS]))
+               && Py_IS_TYPE(*ts_slot(found, of_fan_out[OF_ADMISSION]), admission_type)
+           ? found
+           : NULL;
+}
+
+/* Call each of CALLS, methods of lists, with ITEM: 0, or -1 with an exception. */
+static int
+call_each(PyObject *calls, PyObject *item)
+{
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(calls); place++) {
+        PyObject *done = PyObject_CallOneArg(PyTuple_GET_ITEM(calls, place), item);
+        if (done == NULL) {
+            return -1;
+        }
+        Py_DECREF(done);
+    }
+    return 0;
+}
+
+/*
+ * Deliver EVENT, the first of the queue, with the number SEQ: the size of its row, or 0 if it is left in the queue, or
+ * -1 with an exception.
+ */
+static long long
+deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source, long long seq, long long offset)
+{
+    PyObject **taken_slot = ts_slot(*ts_slot(fan_out, of_fan_out[OF_ADMISSION]), of_taken), *number = NULL, *counted = NULL;
+    int needs_number = *ts_slot(fan_out, of_fan_out[NEEDS_NUMBER]) == Py_True;
+    long long taken, size = 0;
+    PyObject *row = ts_row(*ts_slot(fan_out, of_fan_out[ENCODE]), event, (unsigned long long)offset);
+    if (row == TS_TO_PYTHON) {
+        return 0;
+    }
+    if (row != NULL && read_number(taken_slot, &taken)) {
+        number = needs_number ? PyLong_FromLongLong(seq) : Py_NewRef(Py_None);
+        counted = PyLong_FromLongLong(taken + 1);
+    }
+    PyObject *left = number == NULL || counted == NULL ? NULL : PyObject_CallNoArgs(popleft);
+    if (left != NULL) {
+        size = PyBytes_GET_SIZE(row);
+        replace(taken_slot, Py_NewRef(counted));
+        if (needs_number) {
+            replace(ts_slot(event, of_event[SOURCE]), Py_NewRef(source));
+            replace(ts_slot(event, of_event[SEQ]), Py_NewRef(number));
+        }
+        if (call_each(*ts_slot(fan_out, of_fan_out[APPENDS]), row) < 0
+            || call_each(*ts_slot(fan_out, of_fan_out[PENDS]), event) < 0) {
+            size = -1;
+        }
+    }
+    else {
+        PyErr_Clear(); /* memory is short: Python comes to the same event, and counts it */
+    }
+    Py_XDECREF(row);
+    Py_XDECREF(number);
+    Py_XDECREF(counted);
+    Py_XDECREF(left);
+    return size;
+}
+
+static PyObject *
+deliver_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    long long batch, first_seq, offset, room, delivered = 0, size = 1;
+    if (count != 5 || keywords != NULL || !PyDict_CheckExact(args[1]) || !Py_IS_TYPE(args[2], batcher_type)
+        || !PyLong_CheckExact(args[4])) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *queue = args[0], *fan_outs = args[1], *batcher = args[2], *source = args[3];
+    PySequenceMethods *sequence = Py_TYPE(queue)->tp_as_sequence;
+    Py_ssize_t most = PyLong_AsSsize_t(args[4]);
+    if (most < 0 || sequence == NULL || sequence->sq_item == NULL || !read_number(ts_slot(batcher, of_batcher[NUMBER]), &batch)
+        || !read_number(ts_slot(batcher, of_batcher[FIRST_SEQ]), &first_seq)
+        || !read_number(ts_slot(batcher, of_batcher[OFFSET]), &offset)
+        || !read_number(ts_slot(batcher, of_batcher[ROOM]), &room)) {
+        PyErr_Clear();
+        return TS_TO_PYTHON;
+    }
+    PyObject *popleft = PyObject_GetAttr(queue, popleft_name);
+    if (popleft == NULL) {
+        return NULL;
+    }
+    while (delivered < most && room > 0 && size > 0) {
+        PyObject *event = sequence->sq_item(queue, 0);
+        if (event == NULL) {
+            PyErr_Clear();
+            break;
+        }
+        PyObject *fan_out = plain_fan_out(fan_outs, Py_TYPE(event), batch);
+        size = fan_out == NULL ? 0 : deliver(fan_out, event, popleft, source, first_seq + offset, offset);
+        if (size != 0) {
+            delivered++;
+            offset++;
+            room -= size + extra_bytes;
+        }
+        Py_DECREF(event); /* may run any code, which finds the dispatcher busy */
+    }
+    Py_DECREF(popleft);
+    PyObject *new_offset = PyLong_FromLongLong(offset), *new_room = PyLong_FromLongLong(room);
+    if (new_offset == NULL || new_room == NULL) {
+        Py_XDECREF(new_offset);
+        Py_XDECREF(new_room);
+        return NULL;
+    }
+    replace(ts_slot(batcher, of_batcher[OFFSET]), new_offset);
+    replace(ts_slot(batcher, of_batcher[ROOM]), new_room);
+    return size < 0 ? NULL : PyLong_FromLongLong(delivered);
+}
+
+PyDoc_STRVAR(compile_delivery_doc,
+"compile_delivery(python, fan_out, batcher, admission, event, extra_bytes, /)\n--\n\n"
+"Return the function *python*, which delivers plain events, compiled.\n\n"
+"*fan_out*, *batcher*, *admission* and *event* are the classes of what it reads; *extra_bytes* is what a row takes of a\n"
+"batch besides its own bytes.");
+
+static PyObject *
+compile_delivery(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *python;
+    PyTypeObject *fan_out, *batcher, *admission, *event;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!L", &python, &PyType_Type, &fan_out, &PyType_Type, &batcher, &PyType_Type,
+                          &admission, &PyType_Type, &event, &extra_bytes)) {
+        return NULL;
+    }
+    if (ts_find_slots(fan_out, fan_out_slots, FAN_OUT_SLOTS, of_fan_out) < 0
+        || ts_find_slots(batcher, batcher_slots, BATCHER_SLOTS, of_batcher) < 0
+        || ts_find_slots(admission, admission_slots, 1, &of_taken) < 0
+        || ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(fan_out_type, (PyTypeObject *)Py_NewRef((PyObject *)fan_out));
+    Py_XSETREF(batcher_type, (PyTypeObject *)Py_NewRef((PyObject *)batcher));
+    Py_XSETREF(admission_type, (PyTypeObject *)Py_NewRef((PyObject *)admission));
+    return ts_method(python, deliver_plain, python);
+}
+
+static PyMethodDef functions[] = {
+    {"compile_delivery", compile_delivery, METH_VARARGS, compile_delivery_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_delivery(PyObject *module)
+{
+    popleft_name = PyUnicode_InternFromString("popleft");
+    return popleft_name == NULL ? -1 : PyModule_AddFunctions(module, functions);
+}
