@@ -49,7 +49,8 @@ def restarted(report, cost_s):
 
 def paused(report, cost_s):
     """Return *report* with regular pauses."""
-    pause = Pause(rank=0, every_steps=10, steps=(9, 19, 29), length_ns=1e8, where="", cost_s=cost_s)
+    fields = {"ranks": (0,), "is_every_rank": False, "every_steps": 10, "steps": (9, 19, 29), "length_ns": 1e8}
+    pause = Pause(**fields, where="", cost_s=cost_s)
     return attrs.evolve(report, pauses=pause)
 
 
@@ -146,6 +147,22 @@ class TestThresholds:
         report = attrs.evolve(report, pauses=attrs.evolve(report.pauses, where=where))
         ((finding,), _) = RULES["pauses"](report)
         assert ("saved or evaluated without a span" in finding.look) == is_said
+
+    @pytest.mark.parametrize(
+        ("ranks", "is_every_rank", "who", "rank"),
+        [
+            ((3,), False, "Rank 3 pauses every", 3),
+            ((0, 2), False, "Ranks 0, 2 pause every", None),
+            ((0, 1), True, "Every rank pauses every", None),
+        ],
+    )
+    def test_who_pauses(self, ranks, is_every_rank, who, rank, healthy):
+        """Every rank pauses only if all do; else those that do are named."""
+        report = paused(healthy, healthy.goodput.elapsed_s / 2)
+        pauses = attrs.evolve(report.pauses, ranks=ranks, is_every_rank=is_every_rank)
+        ((finding,), _) = RULES["pauses"](attrs.evolve(report, pauses=pauses))
+        assert finding.title.startswith(who)
+        assert finding.rank == rank
 
     @pytest.mark.parametrize("is_measured", [True, False])
     def test_waiting(self, is_measured, healthy):

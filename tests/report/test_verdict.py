@@ -613,6 +613,17 @@ class TestTiles:
             at_ns = end_ns
         return {0: tiles}
 
+    @pytest.mark.parametrize(("pausing", "is_every_rank"), [((0, 2), False), ((0, 1, 2), True), ((1,), False)])
+    def test_ranks_that_pause(self, pausing, is_every_rank):
+        """The ranks that pause are named; together their pauses, which are in the same steps, cost as much as one's."""
+        tiles = {}
+        for rank in range(3):
+            length_ms = 304 if rank in pausing else 4
+            tiles |= {rank: self.forwards(length_ms if step % 10 == 9 else 4 for step in range(80))[0]}
+        pause = find_pause(tiles, ())
+        assert (pause.ranks, pause.is_every_rank) == (pausing, is_every_rank)
+        assert pause.cost_s == pytest.approx(8 * 0.3)
+
     def test_pause_beside_noise(self):
         """Steps that are longer now and then do not hide pauses of 300 ms every ten steps, which are longer still."""
         longer_ms = dict.fromkeys((3, 14, 17, 35, 36, 48, 62), 12) | dict.fromkeys(range(9, 80, 10), 300)

@@ -172,7 +172,7 @@ _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
 def _is_waited_for(report: Report) -> bool:
     """Return whether a rank is known for which the others wait."""
     pause = report.pauses
-    return bool(worthy(report) or report.what_if.in_turn or (pause is not None and pause.rank is not None))
+    return bool(worthy(report) or report.what_if.in_turn or (pause is not None and not pause.is_every_rank))
 
 
 def _has_wait_in_backward(report: Report) -> bool:
@@ -924,7 +924,7 @@ def worthy(report: Report) -> list[LateRank]:
         one
         for one in report.late
         if _is_worth(report, one.lost_s, STRAGGLER_FROM)
-        and (report.pauses is None or report.pauses.rank != one.rank or report.pauses.cost_s < one.lost_s / 2)
+        and (report.pauses is None or report.pauses.ranks != (one.rank,) or report.pauses.cost_s < one.lost_s / 2)
     ]
 
 
@@ -1053,11 +1053,12 @@ def _pauses(report: Report) -> _Ruled:
     one = report.pauses
     if one is None:
         return [], "no step is longer at regular intervals, or by 1 s and ten usual steps"
-    if any(late.rank == one.rank or one.rank is None for late in worthy(report)):
+    if any(late.rank in one.ranks for late in worthy(report)):
         return [], "the rank that pauses is late: see the rule stragglers"
     if not _is_worth(report, one.cost_s, PAUSES_FROM):
         return [], _too_little(report, "pauses cost", one.cost_s, PAUSES_FROM)
-    who = "Every rank" if one.rank is None else f"Rank {one.rank}"
+    is_one = len(one.ranks) == 1
+    who = "Every rank" if one.is_every_rank else f"{'Rank' if is_one else 'Ranks'} {_ranges(one.ranks)}"
     look = (
         "Python's garbage collector (gc.freeze(), or gc.collect() at the same step on all ranks), logging, a metric "
         "that is fetched from the device"
@@ -1073,7 +1074,7 @@ def _pauses(report: Report) -> _Ruled:
         when = "paused once" if many == 1 else f"paused {many} times"
         steps = f"in {'step' if many == 1 else 'steps'} {words.ranges(one.steps, most=_MOST_RANGES)}"
     else:
-        when = f"pauses every {one.every_steps} steps"
+        when = f"{'pauses' if is_one or one.is_every_rank else 'pause'} every {one.every_steps} steps"
         steps = f"{many} pauses, the first in step {one.steps[0]}"
     finding = Finding(
         kind="pauses",
@@ -1083,7 +1084,7 @@ def _pauses(report: Report) -> _Ruled:
         look=f"See what comes then: {look}. {'The first' if many > 1 else 'The pause'} in a trace: "
         + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(one.steps[0])),
         cost_s=one.cost_s,
-        rank=one.rank,
+        rank=one.ranks[0] if is_one else None,
         section=OUTSIDE if is_gap(one.where) else one.where,
         since_step=one.steps[0],
     )

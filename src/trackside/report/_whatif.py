@@ -418,11 +418,14 @@ class WhatIf:
 class Pause:
     """Steps of one rank, or of several, that are longer than usual, at regular intervals or by far."""
 
-    rank: int | None
-    """None if several ranks pause."""
+    ranks: tuple[int, ...]
+    """The ranks that pause, in order; of many ranks only the first 64 are searched."""
+    is_every_rank: bool
+    """Whether these are all of several ranks."""
     every_steps: int | None
     """None if the pauses do not come at regular intervals."""
     steps: tuple[int, ...]
+    """Of the rank whose pauses cost most, as are the next two."""
     length_ns: float
     """The mean time by which such a step is longer than usual."""
     where: str
@@ -863,7 +866,8 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
     # The job waits for each rank that pauses in turn, but only once for ranks that pause together.
     together = len({pause.steps[0] for pause in many}) == 1
     cost_s = longest.cost_s if together else math.fsum(pause.cost_s for pause in many)
-    return attrs.evolve(longest, rank=None, cost_s=cost_s)
+    ranks = tuple(rank for pause in many for rank in pause.ranks)
+    return attrs.evolve(longest, ranks=ranks, is_every_rank=len(ranks) == len(tiles), cost_s=cost_s)
 
 
 def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
@@ -921,7 +925,8 @@ def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[floa
     longest = max(grew, key=lambda name: grew[name])
     cost_ns = math.fsum(lengths[place] - middle for place in at)
     return Pause(
-        rank=rank,
+        ranks=(rank,),
+        is_every_rank=False,
         every_steps=every_steps,
         steps=tuple(steps[place] for place in at),
         length_ns=cost_ns / len(at),
