@@ -54,7 +54,7 @@ def subscriber(cls, handler, keep=None, **options):
 
 
 class Bench:
-    """What delivering takes: a queue, the fan-outs of the classes, and a batch."""
+    """A queue, the fan-outs of the classes, and a batch."""
 
     python = staticmethod(getattr(deliver_plain, "__wrapped__", deliver_plain))
 

@@ -54,9 +54,9 @@ class TestReport:
         assert "What is missing" in outcome.out
 
     def test_explain(self, job, command):
-        """--explain says of each rule why it fired or did not."""
+        """--explain says of each rule why it found something or nothing."""
         lines = command("report", job, "--explain").lines
-        rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in (["silent"], ["spoke"])}
+        rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in (["nothing"], ["found"])}
         assert {"raised", "died", "not-finite", "stragglers", "slowdown", "unaccounted"} <= rules
 
     def test_private(self, job, command, tmp_path):

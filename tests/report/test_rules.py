@@ -380,8 +380,8 @@ class TestMemoryGrowth:
 
 class TestExplained:
     def test_tags(self):
-        """A rule that spoke names the tags of its findings, each once, so that a finding leads to its rule."""
+        """A rule that found something names the tags of its findings, each once, so that a finding leads to its rule."""
         kinds = ("straggler", "input-bound", "straggler")
         found = tuple(Finding(kind=kind, title="", evidence=(), look="") for kind in kinds)
         rulings = [Ruling(rule="stragglers", findings=found, because="late"), Ruling(rule="died", because="no")]
-        assert explained(rulings) == ["stragglers  spoke   [straggler] [input-bound] late", "died        silent  no"]
+        assert explained(rulings) == ["stragglers  found    [straggler] [input-bound] late", "died        nothing  no"]

@@ -254,7 +254,7 @@ class Leave(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """What the queue held at one moment."""
+    """The content of the queue at one moment."""
 
     items: Collection[Any]
     kinds: Counter[type]

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page; - is standard output")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--explain", action="store_true", help="say of each rule why it spoke or did not")
+    parser.add_argument("--explain", action="store_true", help="say of each rule why it found something or nothing")
 
 
 def run(options: argparse.Namespace) -> int:

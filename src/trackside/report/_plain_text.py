@@ -50,9 +50,9 @@ def _lines(report: Report, width: int, *, is_explained: bool) -> Iterator[Line]:
     yield []
     yield from _verdict(report, width)
     if is_explained:
-        yield from _heading("The rules, and why each spoke or did not")
+        yield from _heading("The rules, and why each found something or nothing")
         for line in explained(report.verdict.rulings):
-            yield from _wrapped(line, width, "  ", " " * 25, "bold" if " spoke " in line else "")
+            yield from _wrapped(line, width, "  ", " " * 25, "bold" if "  found  " in line else "")
     yield from _heading("Where the time went")
     yield from _attempts(report, width)
     if report.steps:

@@ -1408,5 +1408,5 @@ def explained(rulings: Iterable[Ruling]) -> list[str]:
     lines = []
     for ruling in rulings:
         tags = "".join(f"[{kind}] " for kind in dict.fromkeys(finding.kind for finding in ruling.findings))
-        lines.append(f"{ruling.rule:<{width}}  {'spoke ' if tags else 'silent'}  {tags}{ruling.because}")
+        lines.append(f"{ruling.rule:<{width}}  {'found  ' if tags else 'nothing'}  {tags}{ruling.because}")
     return lines
