@@ -56,7 +56,8 @@ class TestReport:
     def test_explain(self, job, command):
         """--explain says of each rule why it found something or nothing."""
         lines = command("report", job, "--explain").lines
-        rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in (["nothing"], ["found"])}
+        ruled = (["nothing"], ["found"])
+        rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in ruled}
         assert {"raised", "died", "not-finite", "stragglers", "slowdown", "unaccounted"} <= rules
 
     def test_private(self, job, command, tmp_path):

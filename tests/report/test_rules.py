@@ -380,7 +380,7 @@ class TestMemoryGrowth:
 
 class TestExplained:
     def test_tags(self):
-        """A rule that found something names the tags of its findings, each once, so that a finding leads to its rule."""
+        """A rule names the tags of its findings, each once, so that a finding leads to its rule."""
         kinds = ("straggler", "input-bound", "straggler")
         found = tuple(Finding(kind=kind, title="", evidence=(), look="") for kind in kinds)
         rulings = [Ruling(rule="stragglers", findings=found, because="late"), Ruling(rule="died", because="no")]

@@ -258,7 +258,7 @@ class Waiting(NamedTuple):
 
     items: Collection[Any]
     kinds: Counter[type]
-    """How many items there are of each class."""
+    """The number of items of each class."""
 
     @classmethod
     def of(cls, items: Collection[Any]) -> Waiting:
