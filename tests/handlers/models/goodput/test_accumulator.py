@@ -328,7 +328,7 @@ class TestState:
         """A packed block whose parts do not fit together is refused, before any memory is allocated for it."""
         state = feed(train(stream().start(1), 3_000)).dump()
         block = state["processes"][0]["tracks"][0][0][0]
-        block[index] = {0: "x", 1: 1 << 40, 2: None, 3: [], 4: [[0, 9]] * 4, 5: b"short"}[index]
+        block[index] = {0: "x", 1: 1 << 40, 2: None, 3: [], 4: [0, 9] * 4, 5: b"short"}[index]
         with pytest.raises(DecodeError):
             GoodputAccumulator().load(state)
 

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
+from trackside.handlers.models.goodput._buckets import (
+    FAILED,
+    FIRST,
+    INSIDE,
+    KIND_SHIFT,
+    SAVE,
+    STEP_CODE,
+    WASTED,
+    WHOLE_STEP,
+)
 from trackside.handlers.models.goodput._packed import Block, Lengths, SliceSums, _alike, _pack, _unpack, steps_of
 from trackside.handlers.models.goodput._track import BLOCK, Track, joined, mark_redone, overlay, overlay_step
 
@@ -73,6 +82,18 @@ class TestBlock:
             slices.append((start, at, STEP, step))
         assert len(Block.of(columns(slices), -1)[0].data) == 2 * 512
 
+    def test_steps_with_a_load(self):
+        """Each part of a step takes memory for the differences of its own lengths: 7 bytes for the three parts here."""
+        rng, at, slices = random.Random(1), 10**18, []
+        for step in range(170):
+            start = at + rng.randrange(1 << 8, 1 << 16)
+            loading, loaded = start + 3000, start + 3000 + rng.randrange(1 << 8, 1 << 16)
+            at = loaded + rng.randrange(1 << 16, 1 << 24)
+            slices.append((start, loading, WHOLE_STEP, step))
+            slices.append((loading, loaded, LOADING | INSIDE, 0))
+            slices.append((loaded, at, STEP_CODE, 0))
+        assert len(Block.of(columns(slices), -1)[0].data) == (2 + 2 + 3) * 170
+
     def test_last_step(self):
         """The last step that counts is the last that was not done again; without one it is that of the block before."""
         assert Block.of(columns([(0, 1, STEP, 5), (1, 2, STEP | WASTED, 6)]), -1)[0].last_step == 5
@@ -104,7 +125,7 @@ class TestBlock:
             [number for _, _, code, number in slices if code & FIRST and not code & WASTED],
         )
         assert (slice_sums.sums, slice_sums.nets, slice_sums.wasted) == (expected.sums, expected.nets, expected.wasted)
-        assert block.slices() == slices
+        assert block.slices() == Block.load(block.dump())[0].slices() == slices
         assert block.last_step == (numbers[-1] if numbers else 7)
 
     def test_alike_at_a_glance(self):

@@ -78,7 +78,7 @@ class GoodputAccumulator(VersionedModel):
         ideal_step_time_s: The time that a step should take; computed from the steps unless given.
     """
 
-    version = 2
+    version = 3
 
     runs_on = RunsOn.DISPATCHER
     reads: ClassVar[tuple[type[Event], ...]] = (Event,)

@@ -1,9 +1,9 @@
 """
 The past of a process in compact form: blocks of slices, and counts of steps by their length.
 
-A slice is (start, end, code, step number); slices are disjoint and in order. Most columns of a block hold numbers that
-differ little. So a column is stored as its least number, and the differences from it in as many bytes as the greatest
-needs.
+A slice is (start, end, code, step number); slices are disjoint and in order. Steps are much alike: they have the same
+parts, and the numbers of one part differ little. So a column is stored part by part, each as its least number, and the
+differences from it in as many bytes as the greatest needs.
 
 Many lengths are counted in buckets, 128 to a doubling, so a percentile is known within 0.4 %; each bucket keeps the
 sum of its lengths, so a mean is exact.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -126,7 +125,7 @@ Columns: TypeAlias = "Sequence[Sequence[int]]"
 """Starts, ends, codes and numbers of some slices."""
 
 _WORD: Final = 8
-_QUICKLY: Final = 1
+_COLUMNS: Final = 4
 _MOST_SLICES: Final = 1 << 24
 """Far more than a block has, even with a step of a million slices; a block with more is refused."""
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
@@ -256,13 +255,13 @@ class Block:
     """The number of the last step up to here that was not done again; -1 for none."""
     base: int
     """The value from which the steps' distances start."""
-    shape: tuple[tuple[int, int], ...]
-    """For each column, its least number, and the number of bytes for each difference from it."""
+    shape: tuple[int, ...]
+    """For each column and part of a step, the least number, and the number of bytes for each difference from it."""
     data: bytes
     """
     The columns: gaps before slices, lengths, codes, and the difference of each step's number from the previous one.
 
-    They are compressed if they have fewer bytes than *count* and *shape* give.
+    Each is stored part by part.
     """
 
     @classmethod
@@ -289,12 +288,11 @@ class Block:
             slices = list(zip(*columns, strict=True))
             summed = SliceSums(slices)
             base, last_step, distances = _distances(slices, last_step)
-        packed = [_pack(column) for column in (gaps, lengths, codes, distances)]
+        period = 1 if steps is None else steps.period
+        each = len(starts) // period
+        packed = [_pack(column[part::period]) for column in (gaps, lengths, codes, distances) for part in range(period)]
         data = b"".join(planes for _, planes in packed)
-        shape = tuple((least, len(planes) // len(starts)) for least, planes in packed)
-        if codes.count(WHOLE_STEP) < len(codes):
-            # If steps alternate with other slices, so do lengths and codes, and compression gains something.
-            data = min(data, zlib.compress(data, _QUICKLY), key=len)
+        shape = tuple(number for least, planes in packed for number in (least, len(planes) // each))
         block = cls(starts[0], ends[-1], len(starts), summed.sums, len(summed.nets), last_step, base, shape, data)
         return block, summed
 
@@ -314,18 +312,20 @@ class Block:
         return found
 
     def _columns(self) -> Iterator[Sequence[int]]:
-        widths = [width for _, width in self.shape]
-        size = self.count * sum(widths)
-        data = self.data if len(self.data) == size else _inflated(self.data, size)
-        place = 0
-        for least, width in self.shape:
-            end = place + width * self.count
-            yield _unpack(least, data[place:end], self.count)
-            place = end
+        parts = list(zip(self.shape[::2], self.shape[1::2], strict=True))
+        period = len(parts) // _COLUMNS
+        each, place = self.count // period, 0
+        for first in range(0, len(parts), period):
+            column = [0] * self.count
+            for part, (least, width) in enumerate(parts[first : first + period]):
+                end = place + width * each
+                column[part::period] = _unpack(least, self.data[place:end], each)
+                place = end
+            yield column
 
     def dump(self) -> list[Any]:
         """Return the block as plain data."""
-        return [self.start, self.count, self.last_step, self.base, [list(column) for column in self.shape], self.data]
+        return [self.start, self.count, self.last_step, self.base, list(self.shape), self.data]
 
     @classmethod
     def load(cls, data: Sequence[Any]) -> tuple[Block, SliceSums]:
@@ -336,29 +336,23 @@ class Block:
             ValueError: if *data* is anything else; values of other types may raise other exceptions.
         """
         start, count, last_step, base = map(operator.index, data[:4])
-        shape, planes = data[4:]
-        columns = tuple((operator.index(least), operator.index(width)) for least, width in shape)
-        (gap, _), (length, _), (code, _), _ = columns
-        if not 0 < count <= _MOST_SLICES or any(not 0 <= width <= _WORD for _, width in columns):
+        given, planes = data[4:]
+        shape = tuple(map(operator.index, given))
+        period, rest = divmod(len(shape), 2 * _COLUMNS)
+        if rest or not 0 < period <= count <= _MOST_SLICES or count % period:
             raise ValueError("a block of an impossible shape")
+        leasts, widths = shape[::2], shape[1::2]
+        if min(widths) < 0 or max(widths) > _WORD:
+            raise ValueError("a block of an impossible shape")
+        if not isinstance(planes, bytes) or len(planes) != sum(widths) * (count // period):
+            raise ValueError("a block of another size than it says")
+        gap, length, code, _ = (min(leasts[place : place + period]) for place in range(0, len(leasts), period))
         if min(start, gap, code) < 0 or length < 1:
             raise ValueError("a block whose slices are out of order")
-        block = cls(start, start, count, {}, 0, last_step, base, columns, planes)
+        block = cls(start, start, count, {}, 0, last_step, base, shape, planes)
         slices = block.slices()
         summed = SliceSums(slices)
         return attrs.evolve(block, end=slices[-1][1], sums=summed.sums, samples=len(summed.nets)), summed
-
-
-def _inflated(data: bytes, size: int) -> bytes:
-    """Decompress *data* into exactly *size* bytes, never into more."""
-    inflater = zlib.decompressobj()
-    try:
-        found = inflater.decompress(data, size)
-    except zlib.error as error:
-        raise ValueError("a block that cannot be unpacked") from error
-    if len(found) != size or inflater.unconsumed_tail:
-        raise ValueError("a block of another size than it says")
-    return found
 
 
 def _pack(numbers: Sequence[int]) -> tuple[int, bytes]:
