@@ -311,10 +311,10 @@ store_open(PyObject *module, PyObject *Py_UNUSED(none))
 
 /*
  * Unused pairs of a span's id and its step, which become the next pairs: owned, empty, without other references, and
- * not tracked by the garbage collector. From Python 3.14 on a tuple remembers its hash, so none is kept.
+ * not tracked by the garbage collector.
  */
-enum { MOST_SPARE = PY_VERSION_HEX < 0x030E0000 ? 4 : 0 };
-static PyObject *spare[MOST_SPARE + 1];
+enum { MOST_SPARE = 4 };
+static PyObject *spare[MOST_SPARE];
 static int spare_count;
 
 /* Return the pair of NUMBER and STEP: a new reference, or NULL with an exception. It may run foreign code. */
@@ -343,6 +343,9 @@ drop_pair(PyObject *pair)
     Py_DECREF(PyTuple_GET_ITEM(pair, 1));
     PyTuple_SET_ITEM(pair, 0, NULL);
     PyTuple_SET_ITEM(pair, 1, NULL);
+#if PY_VERSION_HEX >= 0x030E0000
+    ((PyTupleObject *)pair)->ob_hash = -1; /* it remembers the hash of what it held */
+#endif
     spare[spare_count++] = pair;
 }
 

@@ -626,6 +626,16 @@ class TestMemory:
         assert [context.run(ambient.get) for context, _ in contexts] == [expected for _, expected in contexts]
         assert [gc.is_tracked(pair) for pair, (_, step) in held if type(step) is list] == [True] * 10
 
+    def test_hash_of_a_pair(self):
+        """A pair that a later span uses again has the hash of what it holds then, also if its hash was asked before."""
+        with default_bus.subscribe(lambda _: None, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
+            for step in range(10):
+                with training_iteration(step) as iteration, model_forward() as part:
+                    assert hash(iteration._inside) == hash((iteration.id, step))
+                    assert hash(part._inside) == hash((part.id, step))
+
     def test_number_that_is_held(self):
         """Times and durations that somebody holds stay what they are when those of later spans come and go."""
         held = []
