@@ -96,6 +96,9 @@ deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source,
     PyObject **taken_slot = ts_slot(*ts_slot(fan_out, of_fan_out[OF_ADMISSION]), of_taken), *number = NULL, *counted = NULL;
     int needs_number = *ts_slot(fan_out, of_fan_out[NEEDS_NUMBER]) == Py_True;
     long long taken, size = 0;
+    if (needs_number && *ts_slot(event, of_event[SEQ]) != NULL) {
+        return 0; /* it was logged before: Python makes a copy */
+    }
     PyObject *row = ts_row(*ts_slot(fan_out, of_fan_out[ENCODE]), event, (unsigned long long)offset);
     if (row == TS_TO_PYTHON) {
         return 0;

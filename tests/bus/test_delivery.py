@@ -119,7 +119,7 @@ class TestCompiled:
         outcomes = []
         for deliver in (deliver_plain, Bench.python):
             own = [attrs.evolve(each) if isinstance(each, Event) else each for each in queued]
-            outcomes.append(Bench(own, room_bytes, known).play(deliver, most))
+            outcomes.append(Bench([*own, *own[:3]], room_bytes, known).play(deliver, most))  # some are logged twice
         assert outcomes[0] == outcomes[1]
 
     def test_leaves_other_calls_to_the_python_function(self):
@@ -152,9 +152,15 @@ class TestDeliverPlain:
         assert [row[1] for row in one] == [0, 2]
         assert [(each.text, each.seq) for each in bench.model.pending] == [("a", 70_000), ("b", 70_002)]
 
+    def test_leaves_an_event_that_has_a_number_in_the_queue(self):
+        """It was logged before: the dispatcher makes a copy, for those who hold it with its first number."""
+        bench = Bench([twice := Text(text="a"), Text(text="b"), twice], 1_000, {Text})
+        assert deliver_plain(bench.queue, bench.fan_outs, bench.batcher, SOURCE, 3) == 2
+        assert list(bench.queue) == [twice]
+
     def test_stops_when_the_batch_is_full(self):
         """The row that passes the limit is the last."""
-        bench = Bench([Text(text="a" * 100)] * 9, 250, {Text})
+        bench = Bench([Text(text="a" * 100) for _ in range(9)], 250, {Text})
         # A row has some 120 bytes and 10 for the frame's limit of rows: two fit, and the third passes the limit.
         assert deliver_plain(bench.queue, bench.fan_outs, bench.batcher, SOURCE, 9) == 2
         assert len(bench.queue) == 7

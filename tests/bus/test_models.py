@@ -190,6 +190,21 @@ class TestViews:
         assert {type(event) for view in second.views for event in view.events} >= {Counted}
         assert Doubled not in {type(event) for view in second.views for event in view.events}
 
+    def test_event_logged_again(self, bus, frames):
+        """An event that is logged several times is recorded and read each time, with a number of its own."""
+        model, called = Doubling(), []
+        bus.subscribe(frames, to=Counted)
+        bus.subscribe(model)
+        bus.subscribe(lambda again: called.append(again.seq), to=Counted, runs_on=RunsOn.WORKER)
+        again = Counted(number=7)
+        for _ in range(3):
+            bus.log(again)
+        bus.flush()
+        bus.log(again)
+        bus.flush()
+        assert [(one.seq, one.number) for one in frames.events()] == [(number, 7) for number in (1, 2, 3, 4)]
+        assert [one.seq for view in model.views for one in view.events] == called == [1, 2, 3, 4]
+
 
 class TestFailures:
     def test_counted(self, bus):

@@ -193,6 +193,9 @@ class Bus(Closing):
         Plain callables have run when this returns; all others read the event from the queue. Never raises of its own,
         unless the bus is strict; never blocks, unless a plain callable does. If a signal handler of the program
         raises meanwhile, its exception is raised after the event was delivered to the other handlers.
+
+        Do not set fields of an event after it was logged: the queue holds the same object. It may be logged again, and
+        then is another event of the stream.
         """
         try:
             route = self._routes[type(event)]

@@ -68,8 +68,8 @@ def deliver_plain(
     """
     Deliver up to *most* events from the front of *queue*, which has as many items, as `Dispatcher` delivers each.
 
-    It stops at the first that is not plain or whose type is new in the batch, at one that cannot be encoded, at any
-    other item, and when the batch is full.
+    It stops at the first that is not plain or whose type is new in the batch, at one that cannot be encoded or has a
+    number already, at any other item, and when the batch is full.
 
     Returns:
         The number of events that were delivered.
@@ -84,6 +84,9 @@ def deliver_plain(
             if fan_out is None or not fan_out.is_plain or fan_out.batch != batcher.batch:
                 break
             encode, admission, appends, pends = fan_out.encode, fan_out.admission, fan_out.appends, fan_out.pends
+        needs_number = fan_out.needs_number  # type: ignore[union-attr]  # it was found
+        if needs_number and hasattr(event, "_seq"):
+            break
         try:
             row = encode(event, batcher.offset)  # type: ignore[misc]  # plain ones have been encoded
         except Exception:  # the dispatcher comes to the same event, and counts its fault
@@ -91,7 +94,7 @@ def deliver_plain(
         queue.popleft()
         delivered += 1
         admission.taken += 1
-        if fan_out.needs_number:  # type: ignore[union-attr]  # it was found
+        if needs_number:
             event._source = source  # noqa: SLF001  these slots are the dispatcher's
             event._seq = batcher.first_seq + batcher.offset  # noqa: SLF001
         batcher.offset += 1

@@ -8,6 +8,7 @@ It runs foreign code: rules with predicates, redaction, models, frame sinks and 
 from __future__ import annotations
 
 import contextlib
+import copy
 import queue
 import threading
 import time
@@ -570,6 +571,8 @@ class Dispatcher:
                     fan_out.batch = batcher.batch
                     batcher.introduce(fan_out.schema, fan_out.groups)  # type: ignore[arg-type]
             if fan_out.needs_number:
+                if hasattr(event, "_seq"):  # it was logged before, and subscribers may hold it with its other number
+                    event = copy.copy(event)
                 event._source = self.source  # type: ignore[assignment]  # noqa: SLF001  these slots are the dispatcher's
                 event._seq = batcher.first_seq + batcher.offset  # noqa: SLF001
         except BaseException as error:  # one bad value costs one event
