@@ -1,9 +1,9 @@
 """
-Where the microseconds of a step go, measured and drawn: ``python -m benchmarks.picture docs/step.svg``.
+A picture of where the microseconds of a step go: ``python -m benchmarks.picture docs/step.svg``.
 
 A small model is trained in steps of 1 ms with event log, models and publisher on, as in `benchmarks.whole`. The
-training thread's time is that of steps with telemetry beyond steps without it; the floor is the time that reading the
-clock by hand at the same places takes. Of the other threads it is their CPU time, and the dispatcher's is divided by
+training thread's time is that of steps with telemetry beyond steps without it; the floor is the time that noting the
+same moments by hand takes. Of the other threads it is their CPU time, and the dispatcher's is divided by
 what it does.
 """
 
@@ -41,13 +41,13 @@ WATCHED: tuple[tuple[Any, str, str], ...] = (
 )
 DISPATCHER = "trackside-dispatcher"
 THREADS = {
-    "trackside-event-log": "event log",
+    "trackside-event-log": "writing the event log",
     "trackside-heartbeat": "heartbeats",
     "trackside-publisher": "publisher",
     "trackside-sampler": "counters, every 10 s",
 }
 
-WIDTH, LABEL, ROW, LEFT = 760, 250, 24, 16
+WIDTH, LABEL, ROW, LEFT = 760, 270, 24, 16
 
 
 @attrs.frozen
@@ -88,7 +88,7 @@ def measured() -> tuple[float, list[Group]]:
     by_hand_us, own_us = (excess_us(turns, kind) for kind in ("by hand", "with"))
     own = Group(
         "The training thread",
-        {"reading the clock, done by hand": by_hand_us, "4 spans, 1 iteration, 15 counters": own_us - by_hand_us},
+        {"the same moments noted by hand": by_hand_us, "4 spans, 1 iteration, 15 counters": own_us - by_hand_us},
     )
     return statistics.median(turns["without"]) / 1e3, [own, Group("Other threads", parts_us)]
 
@@ -136,7 +136,7 @@ def drawn(step_us: float, groups: list[Group]) -> str:
     y = ROW
     for group in groups:
         share = group.total_us / step_us
-        title = f"{group.title}: {group.total_us:.1f} µs, {share:.1%} of a step of {step_us / 1e3:.2f} ms"
+        title = f"{group.title}: {group.total_us:.1f} µs, {100 * share:.1f} % of a step of {step_us / 1e3:.2f} ms"
         rows.append(f'<text class="title" x="{LEFT}" y="{y}">{escape(title)}</text>')
         y += ROW
         for what, part_us in group.parts_us.items():
