@@ -77,8 +77,9 @@ plain_route(PyObject *bus, PyTypeObject *cls)
 }
 
 /*
- * Queue EVENT as Admission.admit does: None, or NULL with an exception. If the queue is full, or the owner of EVENT
- * could change something in it, call CALL, which is Python's function for this.
+ * Queue EVENT, or a copy if its owner could assign its fields anew, as Admission.admit does: None, or NULL with an
+ * exception. If the queue is full, or EVENT has values that can be changed, call CALL, which is Python's function for
+ * this.
  */
 static PyObject *
 admit(PyObject *call, PyObject *admission, PyObject *event)
@@ -91,7 +92,10 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
         && PyTuple_CheckExact(changeable) && PyTuple_GET_SIZE(changeable) == 0) {
         Py_ssize_t waiting = sequence->sq_length(queue), most = PyLong_AsSsize_t(limit);
         if (waiting >= 0 && waiting < most) {
-            return PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event);
+            PyObject *detached = ts_detached(event);
+            PyObject *none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), detached);
+            Py_DECREF(detached);
+            return none;
         }
         PyErr_Clear();
     }

@@ -72,6 +72,16 @@ Pool *ts_pool(PyTypeObject *type, const Py_ssize_t *of_numbers, int count);
  */
 PyObject *ts_new(Pool *pool);
 
+/* Return whether instances of TYPE have nothing but slots, one after the other. */
+int ts_has_slots_alone(PyTypeObject *type);
+
+/*
+ * Return EVENT, which is about to be queued, or a copy of it if its owner could change it meanwhile: a new reference.
+ * An event of a class with more than slots is never copied. Runs no foreign code, except that allocating may run the
+ * garbage collector.
+ */
+PyObject *ts_detached(PyObject *event);
+
 /* Increment COUNT and return its value before, or -1 if it is not a Count. Runs no foreign code. */
 long long ts_count(PyObject *count);
 

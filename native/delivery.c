@@ -23,6 +23,42 @@ static PyTypeObject *fan_out_type, *batcher_type, *admission_type;
 static long long extra_bytes;
 static PyObject *popleft_name;
 
+/* Return whether somebody besides the caller, who has one reference, may hold EVENT. */
+static inline int
+is_held(PyObject *event)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    /* The interpreter may lend an argument that a variable holds, without a reference of its own. */
+    return !PyUnstable_Object_IsUniqueReferencedTemporary(event);
+#else
+    return Py_REFCNT(event) > 1;
+#endif
+}
+
+PyObject *
+ts_detached(PyObject *event)
+{
+    PyTypeObject *type = Py_TYPE(event);
+    if (!is_held(event) || !ts_has_slots_alone(type)) {
+        return Py_NewRef(event);
+    }
+    PyObject *copy = type->tp_alloc(type, 0);
+    if (copy == NULL) {
+        PyErr_Clear();
+        return Py_NewRef(event);
+    }
+    if (!PyObject_GC_IsTracked(event)) {
+        PyObject_GC_UnTrack(copy); /* it holds scalars alone, as EVENT does */
+    }
+    PyObject **to = (PyObject **)(copy + 1), **end = (PyObject **)((char *)copy + type->tp_basicsize);
+    for (PyObject **from = (PyObject **)(event + 1); to < end; from++, to++) {
+        *to = Py_XNewRef(*from);
+    }
+    Py_CLEAR(*ts_slot(copy, of_event[SOURCE]));
+    Py_CLEAR(*ts_slot(copy, of_event[SEQ]));
+    return copy;
+}
+
 /* Read the int in SLOT: whether there is one that fits. */
 static inline int
 read_number(PyObject *const *slot, long long *number)

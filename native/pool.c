@@ -95,9 +95,8 @@ ts_new(Pool *pool)
     return made;
 }
 
-/* Return whether instances of TYPE have nothing but slots, one after the other. */
-static int
-has_slots_alone(PyTypeObject *type)
+int
+ts_has_slots_alone(PyTypeObject *type)
 {
     Py_ssize_t size = sizeof(PyObject);
     for (PyTypeObject *base = type; base != NULL; base = base->tp_base) {
@@ -116,7 +115,7 @@ ts_pool(PyTypeObject *type, const Py_ssize_t *of_numbers, int count)
     if (pool != NULL) {
         return pool;
     }
-    if (!has_slots_alone(type)) {
+    if (!ts_has_slots_alone(type)) {
         PyErr_Format(PyExc_SystemError, "instances of %s have more than slots", type->tp_name);
         return NULL;
     }

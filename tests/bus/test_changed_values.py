@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 import trackside
+from implementations import needs_core
 from trackside.bus import default_bus
 from trackside.events import Event, SpanEnded, event
 
@@ -23,6 +24,15 @@ class Shape:
 class Noted(Event):
     value: Any = None
     table: dict[str, Any] = attrs.field(factory=dict)
+
+
+class WithoutSlots:
+    """Gives those derived from it a dict of attributes."""
+
+
+@event("test.changed.loose")
+class Loose(WithoutSlots, Noted):
+    pass
 
 
 def recorded(bus, frames, held_still, value, change):
@@ -54,6 +64,64 @@ def recorded(bus, frames, held_still, value, change):
 def test_recorded_as_logged(bus, frames, held_still, *, value, change, expected):
     """A value that is changed after log() is recorded as it was when it was logged."""
     assert recorded(bus, frames, held_still, value, change) == expected
+
+
+def test_event_that_is_changed_and_logged_again(bus, frames, held_still):
+    """What the program does to the event after log(), and to the values in it, is in the next record alone."""
+    bus.subscribe(frames)
+    bus.flush()
+    go_on = held_still(bus)
+    noted = Noted(value=[1], table={"a": 1})
+    values = noted.value
+    bus.log(noted)
+    noted.value.append(2)
+    noted.table["a"] = 2
+    bus.log(noted)
+    noted.value = None
+    go_on()
+    bus.flush()
+    assert [(one.value, one.table) for one in frames.events(Noted)] == [([1], {"a": 1}), ([1, 2], {"a": 2})]
+    assert values == [1, 2]
+
+
+@event("test.changed.number")
+class Numbered(Event):
+    number: int = 0
+
+
+@needs_core
+def test_field_that_is_assigned_anew(bus, frames, held_still):
+    """The compiled core records an event of scalars as it was, too: it copies an event that somebody else holds."""
+    bus.subscribe(frames)
+    bus.log(Numbered(number=-1))  # Python finds the route of the first
+    bus.flush()
+    go_on = held_still(bus)
+    numbered = Numbered()
+    for number in range(3):
+        numbered.number = number
+        bus.log(numbered)
+    numbered.number = -2
+    bus.log(Numbered(number=3))
+    kept = [Numbered(number=4)]
+    bus.log(kept[0])
+    kept[0].number = -3
+    go_on()
+    bus.flush()
+    assert [one.number for one in frames.events(Numbered)] == [-1, 0, 1, 2, 3, 4]
+
+
+def test_event_with_a_dict_of_attributes(bus, frames, held_still):
+    """An event of a class without slots is copied, too."""
+    bus.subscribe(frames)
+    bus.flush()
+    go_on = held_still(bus)
+    loose = Loose(value=[1])
+    loose.note = "of the program"
+    bus.log(loose)
+    loose.value.append(2)
+    go_on()
+    bus.flush()
+    assert [one.value for one in frames.events(Loose)] == [[1]]
 
 
 def test_array(bus, frames, held_still):

@@ -194,8 +194,8 @@ class Bus(Closing):
         unless the bus is strict; never blocks, unless a plain callable does. If a signal handler of the program
         raises meanwhile, its exception is raised after the event was delivered to the other handlers.
 
-        Do not set fields of an event after it was logged: the queue holds the same object. It may be logged again, and
-        then is another event of the stream.
+        An event may be logged again, and then is another event of the stream. In pure Python, do not assign fields of
+        an event anew after it was logged: the queue holds the same object.
         """
         try:
             route = self._routes[type(event)]

@@ -178,7 +178,11 @@ class _Stamped(Compared):
 
     @property
     def seq(self) -> int | None:
-        """The event's number in its source's stream; None until the dispatcher numbered it."""
+        """
+        The event's number in its source's stream; None until the dispatcher numbered it.
+
+        It numbers what `log()` queued, which may be a copy: an event that the program holds may never get a number.
+        """
         try:
             return self._seq
         except AttributeError:
@@ -237,9 +241,9 @@ class Event(_Stamped):
     The envelope of every event.
 
     Type checkers see events as frozen. At run time nothing stops a mutation, and encoding happens later, on another
-    thread: a field that is assigned anew after `log()`, or a list that is changed through the event, may be recorded
-    changed. The lists, maps and other values that an event was built from can be changed: `log()` puts copies of them
-    into an event that it queues.
+    thread. So `log()` queues a copy of an event that has lists, maps or other values that can be changed, and the
+    compiled core one of each event that the program still holds: they are recorded as they were. In pure Python, a
+    field of an event of scalars that is assigned anew after `log()` may be recorded changed.
     """
 
     wire_name: ClassVar[str] = ""

@@ -7,6 +7,7 @@ Only fields whose declared type admits more than scalars are copied, so events o
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -37,6 +38,24 @@ def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
     except Exception:  # a type that cannot be found: such events are counted as invalid when they are encoded
         return ()
     return tuple(name for name in own_fields(cls) if not is_flat([hints[name]]))
+
+
+def detach_events(cls: type[Event], names: tuple[str, ...]) -> Callable[[Any], Any]:
+    """
+    Return a function that copies an event of *cls*, and in its fields *names* all that their owner could change.
+
+    It is generated, as attrs generates initializers: a loop over the fields would take as long as copying the values.
+    """
+    fields = [field.name for field in attrs.fields(cls)]
+    values = (f"detached(event.{name})" if name in names else f"event.{name}" for name in fields)
+    lines = [f"    twin.{name} = {value}" for name, value in zip(fields, values, strict=True)]
+    made = "copy(event)" if cls.__dictoffset__ else "new(cls)"
+    source = "\n".join(("def detach(event):", f"    twin = {made}", *lines, "    return twin"))
+    scope: dict[str, Any] = {"cls": cls, "copy": copy.copy, "detached": detached, "new": object.__new__}
+    # Compiled first: see `_type_check` of the encoder.
+    exec(compile(source, "<trackside>", "exec"), scope)  # noqa: S102  all of it ours
+    detach: Callable[[Any], Any] = scope["detach"]
+    return detach
 
 
 def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
