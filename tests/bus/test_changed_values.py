@@ -8,9 +8,10 @@ import attrs
 import pytest
 
 import trackside
+from blocks import growth_here
 from implementations import needs_core
 from trackside.bus import default_bus
-from trackside.events import Event, SpanEnded, event
+from trackside.events import Event, RunsOn, SpanEnded, event
 
 
 @attrs.define
@@ -108,6 +109,20 @@ def test_field_that_is_assigned_anew(bus, frames, held_still):
     go_on()
     bus.flush()
     assert [one.number for one in frames.events(Numbered)] == [-1, 0, 1, 2, 3, 4]
+
+
+@needs_core
+def test_copies_leave_no_memory_behind(bus):
+    """Copies of 500 events that somebody holds are freed once they were delivered."""
+    bus.subscribe(lambda _: None, to=Numbered, runs_on=RunsOn.DISPATCHER)
+    held = [Numbered(number=number) for number in range(500)]
+
+    def run():
+        for each in held:
+            bus.log(each)
+        assert bus.flush()
+
+    assert growth_here(run) < 100
 
 
 def test_event_with_a_dict_of_attributes(bus, frames, held_still):

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import msgpack
 from hypothesis import given
 
+from blocks import least_growth
 from implementations import needs_core
 from trackside.bus._admission import Admission
 from trackside.bus._delivery import FanOut, deliver_plain
@@ -133,6 +134,15 @@ class TestCompiled:
             "most": 1,
         }
         assert deliver_plain(**arguments) == 1
+
+    def test_leaves_no_memory_behind(self):
+        """Delivered events leave nothing once their rows and the model's list are gone."""
+
+        def run():
+            bench = Bench([Text(text=f"{number}") for number in range(500)], 100_000, {Text})
+            assert deliver_plain(bench.queue, bench.fan_outs, bench.batcher, SOURCE, 500) == 500
+
+        assert least_growth(run) < 10
 
 
 class TestDeliverPlain:
