@@ -68,7 +68,7 @@ def test_recorded_as_logged(bus, frames, held_still, *, value, change, expected)
 
 
 def test_event_that_is_changed_and_logged_again(bus, frames, held_still):
-    """What the program does to the event after log(), and to the values in it, is in the next record alone."""
+    """Changes of the event after log(), and of the values in it, are in the next record alone."""
     bus.subscribe(frames)
     bus.flush()
     go_on = held_still(bus)
