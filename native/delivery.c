@@ -1,9 +1,9 @@
 /*
  * Delivering the events at the front of the queue, as trackside.bus._delivery.deliver_plain does: each gets a row, its
  * number and its source, and is appended to the lists that its subscribers read. An event that is not the plain case is
- * left in the queue, and Dispatcher._deliver comes to it next.
+ * left in the queue, and Dispatcher._deliver comes to it next. And copying an event that is about to be queued.
  *
- * Only the dispatcher calls it. Nothing is called between the moment at which an event leaves the queue and that at
+ * Only the dispatcher delivers. Nothing is called between the moment at which an event leaves the queue and that at
  * which it is counted, except methods of deques and lists.
  */
 
@@ -19,7 +19,7 @@ static const char *const admission_slots[] = {"taken"};
 
 /* All are set once and kept for ever, like the module trackside.bus._delivery. */
 static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_event[EVENT_SLOTS], of_taken;
-static PyTypeObject *fan_out_type, *batcher_type, *admission_type;
+static PyTypeObject *fan_out_type, *batcher_type, *admission_type, *event_type;
 static long long extra_bytes;
 static PyObject *popleft_name;
 
@@ -35,17 +35,34 @@ is_held(PyObject *event)
 #endif
 }
 
-PyObject *
-ts_detached(PyObject *event)
+/* Return whether events of TYPE can be copied here. The last such class is kept: asking takes as long as copying. */
+static int
+is_copied_here(PyTypeObject *type)
+{
+    static PyTypeObject *known;
+    if (type != known) {
+        if (!ts_has_slots_alone(type) || !PyType_IsSubtype(type, event_type)) {
+            return 0;
+        }
+        Py_XSETREF(known, (PyTypeObject *)Py_NewRef((PyObject *)type));
+    }
+    return 1;
+}
+
+/*
+ * Return a copy of EVENT without its number and source: a new reference, or NULL with an exception, or TS_TO_PYTHON if
+ * instances of its class have more than slots.
+ */
+static PyObject *
+copy_event(PyObject *event)
 {
     PyTypeObject *type = Py_TYPE(event);
-    if (!is_held(event) || !ts_has_slots_alone(type)) {
-        return Py_NewRef(event);
+    if (!is_copied_here(type)) {
+        return TS_TO_PYTHON;
     }
     PyObject *copy = type->tp_alloc(type, 0);
     if (copy == NULL) {
-        PyErr_Clear();
-        return Py_NewRef(event);
+        return NULL;
     }
     if (!PyObject_GC_IsTracked(event)) {
         PyObject_GC_UnTrack(copy); /* it holds scalars alone, as EVENT does */
@@ -56,6 +73,29 @@ ts_detached(PyObject *event)
     }
     Py_CLEAR(*ts_slot(copy, of_event[SOURCE]));
     Py_CLEAR(*ts_slot(copy, of_event[SEQ]));
+    return copy;
+}
+
+PyObject *
+ts_detached(PyObject *event)
+{
+    PyObject *copy = is_held(event) ? copy_event(event) : TS_TO_PYTHON;
+    if (copy == NULL) {
+        PyErr_Clear();
+    }
+    return copy == NULL || copy == TS_TO_PYTHON ? Py_NewRef(event) : copy;
+}
+
+static PyObject *
+copy_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || keywords != NULL) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *copy = copy_event(args[0]);
+    if (copy != NULL && copy != TS_TO_PYTHON && !PyObject_GC_IsTracked(copy)) {
+        PyObject_GC_Track(copy); /* its values are replaced: they may be lists and dicts */
+    }
     return copy;
 }
 
@@ -215,6 +255,33 @@ deliver_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t coun
     return size < 0 ? NULL : PyLong_FromLongLong(delivered);
 }
 
+/* Store EVENT, the class of all events: 0, or -1 with an exception. */
+static int
+know_events(PyTypeObject *event)
+{
+    if (ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0) {
+        return -1;
+    }
+    Py_XSETREF(event_type, (PyTypeObject *)Py_NewRef((PyObject *)event));
+    return 0;
+}
+
+PyDoc_STRVAR(compile_copy_doc,
+"compile_copy(python, event, /)\n--\n\n"
+"Return the function *python*, which copies events, compiled; the copy has no number yet.\n\n"
+"*event* is the class of all events.");
+
+static PyObject *
+compile_copy(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *python;
+    PyTypeObject *event;
+    if (!PyArg_ParseTuple(args, "OO!", &python, &PyType_Type, &event) || know_events(event) < 0) {
+        return NULL;
+    }
+    return ts_method(python, copy_plain, python);
+}
+
 PyDoc_STRVAR(compile_delivery_doc,
 "compile_delivery(python, fan_out, batcher, admission, event, extra_bytes, /)\n--\n\n"
 "Return the function *python*, which delivers plain events, compiled.\n\n"
@@ -232,8 +299,7 @@ compile_delivery(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (ts_find_slots(fan_out, fan_out_slots, FAN_OUT_SLOTS, of_fan_out) < 0
         || ts_find_slots(batcher, batcher_slots, BATCHER_SLOTS, of_batcher) < 0
-        || ts_find_slots(admission, admission_slots, 1, &of_taken) < 0
-        || ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0) {
+        || ts_find_slots(admission, admission_slots, 1, &of_taken) < 0 || know_events(event) < 0) {
         return NULL;
     }
     Py_XSETREF(fan_out_type, (PyTypeObject *)Py_NewRef((PyObject *)fan_out));
@@ -243,6 +309,7 @@ compile_delivery(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 static PyMethodDef functions[] = {
+    {"compile_copy", compile_copy, METH_VARARGS, compile_copy_doc},
     {"compile_delivery", compile_delivery, METH_VARARGS, compile_delivery_doc},
     {NULL, NULL, 0, NULL},
 };

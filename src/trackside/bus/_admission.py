@@ -13,7 +13,7 @@ from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
-from trackside.wire import changeable_fields, detach_events
+from trackside.wire import changeable_fields, detached_event
 
 if TYPE_CHECKING:
     from trackside.bus._subscribers import Step
@@ -82,7 +82,7 @@ class Admission:
         """Return this admission's step on a route."""
         admit = self.admit_of_lane()
         if self._changeable:
-            admit = partial(admit_detached, detach_events(self.cls, self._changeable), admit)
+            admit = partial(admit_detached, self._changeable, admit)
         return self.offered.add, admit, None, self
 
     def admit_of_lane(self) -> Callable[[Any], None]:
@@ -169,9 +169,9 @@ class LaneAdmission:
             self._append(entry)  # the last line: see `is_settled`
 
 
-def admit_detached(detach: Callable[[Any], Any], admit: Callable[[Any], None], event: Any) -> None:
-    """Admit a copy of *event*, whose fields have values that their owner could change while it waits."""
-    detached = detach(event)
+def admit_detached(names: tuple[str, ...], admit: Callable[[Any], None], event: Any) -> None:
+    """Admit a copy of *event*, whose fields *names* have values that their owner could change while it waits."""
+    detached = detached_event(event, names)
     admit(detached)  # the last line: see `is_settled`
 
 

@@ -7,7 +7,7 @@ Readers' names load their modules when they are first used.
 from typing import TYPE_CHECKING
 
 from trackside._later import load_later
-from trackside.wire._detached import changeable_fields, detach_events, detached
+from trackside.wire._detached import changeable_fields, detached, detached_event
 from trackside.wire._encoder import Encoding, RowEncoder, Schema, encode_frame
 from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
@@ -29,8 +29,8 @@ __all__ = [
     "SequenceTracker",
     "changeable_fields",
     "deliver",
-    "detach_events",
     "detached",
+    "detached_event",
     "encode_frame",
     "fields_of",
     "pack",

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside._implementation import native
 from trackside.core import is_from_signal_handler
 from trackside.events._event import Event, is_declared
 from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, hints_of, is_flat, own_fields
@@ -40,22 +41,15 @@ def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
     return tuple(name for name in own_fields(cls) if not is_flat([hints[name]]))
 
 
-def detach_events(cls: type[Event], names: tuple[str, ...]) -> Callable[[Any], Any]:
-    """
-    Return a function that copies an event of *cls*, and in its fields *names* all that their owner could change.
+_copy: Callable[[Any], Any] = copy.copy if native is None else native.compile_copy(copy.copy, Event)
 
-    It is generated, as attrs generates initializers: a loop over the fields would take as long as copying the values.
-    """
-    fields = [field.name for field in attrs.fields(cls)]
-    values = (f"detached(event.{name})" if name in names else f"event.{name}" for name in fields)
-    lines = [f"    twin.{name} = {value}" for name, value in zip(fields, values, strict=True)]
-    made = "copy(event)" if cls.__dictoffset__ else "new(cls)"
-    source = "\n".join(("def detach(event):", f"    twin = {made}", *lines, "    return twin"))
-    scope: dict[str, Any] = {"cls": cls, "copy": copy.copy, "detached": detached, "new": object.__new__}
-    # Compiled first: see `_type_check` of the encoder.
-    exec(compile(source, "<trackside>", "exec"), scope)  # noqa: S102  all of it ours
-    detach: Callable[[Any], Any] = scope["detach"]
-    return detach
+
+def detached_event(event: Any, names: tuple[str, ...]) -> Any:
+    """Return a copy of *event*, and in its fields *names* of all that their owner could change."""
+    twin = _copy(event)
+    for name in names:
+        setattr(twin, name, detached(getattr(twin, name)))
+    return twin
 
 
 def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
