@@ -137,7 +137,6 @@ class TestCompiled:
 
     def test_leaves_no_memory_behind(self):
         """Delivered events leave nothing once their rows and the model's list are gone."""
-
         bench = Bench([], 0, {Text})  # once: an encoder generates code, of which a measurement of coverage keeps some
 
         def run():
