@@ -90,14 +90,18 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
     if (sequence != NULL && sequence->sq_length != NULL && append != NULL && PyCFunction_CheckExact(append)
         && PyCFunction_GET_FLAGS(append) == METH_O && limit != NULL && PyLong_CheckExact(limit) && changeable != NULL
         && PyTuple_CheckExact(changeable) && PyTuple_GET_SIZE(changeable) == 0) {
-        Py_ssize_t waiting = sequence->sq_length(queue), most = PyLong_AsSsize_t(limit);
+        Py_ssize_t most = PyLong_AsSsize_t(limit); /* before the copy: the limit may change meanwhile */
+        PyObject *detached = ts_detached(event), *none;
+        Py_ssize_t waiting = sequence->sq_length(queue);
         if (waiting >= 0 && waiting < most) {
-            PyObject *detached = ts_detached(event);
-            PyObject *none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), detached);
-            Py_DECREF(detached);
-            return none;
+            none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), detached);
         }
-        PyErr_Clear();
+        else {
+            PyErr_Clear();
+            none = PyObject_CallOneArg(call, detached);
+        }
+        Py_DECREF(detached);
+        return none;
     }
     return PyObject_CallOneArg(call, event);
 }

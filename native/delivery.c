@@ -110,15 +110,6 @@ read_number(PyObject *const *slot, long long *number)
     return overflow == 0;
 }
 
-/* Put VALUE, a new reference, into SLOT. */
-static inline void
-replace(PyObject **slot, PyObject *value)
-{
-    PyObject *old = *slot;
-    *slot = value;
-    Py_XDECREF(old);
-}
-
 /* Return the FanOut of events of CLS, borrowed, if it is known and plain, and its schema is in the batch; else NULL. */
 static PyObject *
 plain_fan_out(PyObject *fan_outs, PyTypeObject *cls, long long batch)
@@ -186,10 +177,10 @@ deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source,
     PyObject *left = number == NULL || counted == NULL ? NULL : PyObject_CallNoArgs(popleft);
     if (left != NULL) {
         size = PyBytes_GET_SIZE(row);
-        replace(taken_slot, Py_NewRef(counted));
+        Py_XSETREF(*taken_slot, Py_NewRef(counted));
         if (needs_number) {
-            replace(ts_slot(event, of_event[SOURCE]), Py_NewRef(source));
-            replace(ts_slot(event, of_event[SEQ]), Py_NewRef(number));
+            Py_XSETREF(*ts_slot(event, of_event[SOURCE]), Py_NewRef(source));
+            Py_XSETREF(*ts_slot(event, of_event[SEQ]), Py_NewRef(number));
         }
         if (call_each(*ts_slot(fan_out, of_fan_out[APPENDS]), row) < 0
             || call_each(*ts_slot(fan_out, of_fan_out[PENDS]), event) < 0) {
@@ -250,8 +241,8 @@ deliver_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t coun
         Py_XDECREF(new_room);
         return NULL;
     }
-    replace(ts_slot(batcher, of_batcher[OFFSET]), new_offset);
-    replace(ts_slot(batcher, of_batcher[ROOM]), new_room);
+    Py_XSETREF(*ts_slot(batcher, of_batcher[OFFSET]), new_offset);
+    Py_XSETREF(*ts_slot(batcher, of_batcher[ROOM]), new_room);
     return size < 0 ? NULL : PyLong_FromLongLong(delivered);
 }
 
