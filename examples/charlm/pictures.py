@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,9 +43,12 @@ def unfinished_spans(report: SpanReport) -> Iterator[str]:
     for source in main_spans(report):
         if source.open and source.ended_ns is None:
             spans = ", ".join(
-                f"{span.name} ({(source.last_ns - span.start_ns) / NS_PER_S:.1f} s)" for span in source.open
+                f"{span.name}\N{NO-BREAK SPACE}({(source.last_ns - span.start_ns) / NS_PER_S:.1f}\N{NO-BREAK SPACE}s)"
+                for span in source.open
             )
-            yield f"Rank {source.rank}, attempt {source.attempt}, open: {spans}."
+            line = f"Rank {source.rank}, attempt {source.attempt}, open: {spans}."
+            for part in textwrap.wrap(line, 96, subsequent_indent="  ", break_on_hyphens=False):
+                yield part.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def metrics_table(result: MetricsResult) -> Iterator[tuple[str, ...]]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import socket
+from pathlib import Path
+
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """Return a port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """
+    Return a port of this machine that is free now, and stays free while a test's server is down: the kernel gives it
+    to no connection, and no other worker of this run returns it.
+    """
+    first_local = int(LOCAL_PORTS.read_text().split()[0]) if LOCAL_PORTS.exists() else 49152
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = range(10_000 + worker, first_local, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    while True:
+        port = random.choice(ports)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
