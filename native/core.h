@@ -57,6 +57,17 @@ ts_slot(PyObject *object, Py_ssize_t offset)
     return (PyObject **)((char *)object + offset);
 }
 
+/* Read the int in SLOT: whether there is one, of no subclass, that fits. */
+static inline int
+ts_read_number(PyObject *const *slot, long long *number)
+{
+    int overflow = 1;
+    if (*slot != NULL && PyLong_CheckExact(*slot)) {
+        *number = PyLong_AsLongLongAndOverflow(*slot, &overflow);
+    }
+    return overflow == 0;
+}
+
 /* The memory of instances of one class, kept for the next ones; see pool.c. */
 typedef struct Pool Pool;
 
@@ -168,6 +179,7 @@ int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
 int ts_add_delivery(PyObject *module);
 int ts_add_events(PyObject *module);
+int ts_add_goodput(PyObject *module);
 int ts_add_kernels(PyObject *module);
 int ts_add_sections(PyObject *module);
 int ts_add_spans(PyObject *module);

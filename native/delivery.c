@@ -99,17 +99,6 @@ copy_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, 
     return copy;
 }
 
-/* Read the int in SLOT: whether there is one that fits. */
-static inline int
-read_number(PyObject *const *slot, long long *number)
-{
-    int overflow = 1;
-    if (*slot != NULL && PyLong_CheckExact(*slot)) {
-        *number = PyLong_AsLongLongAndOverflow(*slot, &overflow);
-    }
-    return overflow == 0;
-}
-
 /* Return the FanOut of events of CLS, borrowed, if it is known and plain, and its schema is in the batch; else NULL. */
 static PyObject *
 plain_fan_out(PyObject *fan_outs, PyTypeObject *cls, long long batch)
@@ -125,7 +114,7 @@ plain_fan_out(PyObject *fan_outs, PyTypeObject *cls, long long batch)
         return NULL;
     }
     if (!Py_IS_TYPE(found, fan_out_type) || *ts_slot(found, of_fan_out[IS_PLAIN]) != Py_True
-        || !read_number(ts_slot(found, of_fan_out[BATCH]), &introduced) || introduced != batch) {
+        || !ts_read_number(ts_slot(found, of_fan_out[BATCH]), &introduced) || introduced != batch) {
         return NULL;
     }
     for (int name = ENCODE; name < FAN_OUT_SLOTS; name++) {
@@ -170,7 +159,7 @@ deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source,
     if (row == TS_TO_PYTHON) {
         return 0;
     }
-    if (row != NULL && read_number(taken_slot, &taken)) {
+    if (row != NULL && ts_read_number(taken_slot, &taken)) {
         number = needs_number ? PyLong_FromLongLong(seq) : Py_NewRef(Py_None);
         counted = PyLong_FromLongLong(taken + 1);
     }
@@ -208,10 +197,10 @@ deliver_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t coun
     PyObject *queue = args[0], *fan_outs = args[1], *batcher = args[2], *source = args[3];
     PySequenceMethods *sequence = Py_TYPE(queue)->tp_as_sequence;
     Py_ssize_t most = PyLong_AsSsize_t(args[4]);
-    if (most < 0 || sequence == NULL || sequence->sq_item == NULL || !read_number(ts_slot(batcher, of_batcher[NUMBER]), &batch)
-        || !read_number(ts_slot(batcher, of_batcher[FIRST_SEQ]), &first_seq)
-        || !read_number(ts_slot(batcher, of_batcher[OFFSET]), &offset)
-        || !read_number(ts_slot(batcher, of_batcher[ROOM]), &room)) {
+    if (most < 0 || sequence == NULL || sequence->sq_item == NULL || !ts_read_number(ts_slot(batcher, of_batcher[NUMBER]), &batch)
+        || !ts_read_number(ts_slot(batcher, of_batcher[FIRST_SEQ]), &first_seq)
+        || !ts_read_number(ts_slot(batcher, of_batcher[OFFSET]), &offset)
+        || !ts_read_number(ts_slot(batcher, of_batcher[ROOM]), &room)) {
         PyErr_Clear();
         return TS_TO_PYTHON;
     }

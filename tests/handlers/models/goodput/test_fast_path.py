@@ -18,6 +18,7 @@ from trackside.events import (
 )
 from trackside.events import event as declare
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor, _goodput_monitor
+from trackside.wire import FrameView
 
 pytestmark = pytest.mark.once
 
@@ -289,6 +290,23 @@ class TestUsual:
         assert models[0].result().to_json() == models[1].result().to_json()
         assert list(models[0].step_times()) == list(models[1].step_times())
 
+    @pytest.mark.parametrize("seed", range(60))
+    def test_frames(self, stream, seed):
+        """For any history in frames of any length, with queries between them, both models have the same state."""
+        rng = random.Random(seed)
+        lives = [Life(stream(), rng).live(rng.choice([5, 40, 150, 400])), Life(stream(rank=1), rng).live(40)]
+        model, reference = GoodputAccumulator(), Ordinarily()
+        left = list(mixed(lives, rng))
+        while left:
+            length = rng.choice([1, 2, 7, 100, 1_000])
+            frame, left = left[:length], left[length:]
+            model.consume(FrameView(frame[0].source, frame))
+            for event in frame:
+                reference(event)
+            if rng.random() < 0.2 and model.sessions():
+                assert model.result().to_json() == reference.result().to_json(), len(left)
+            assert model.dump() == reference.dump(), len(left)
+
     def test_plain_job(self, stream, monkeypatch):
         """In a plain job all events take the fast path but the start, one-time events and the first iteration."""
         model, odd = GoodputAccumulator(), []
@@ -389,7 +407,7 @@ class TestUsual:
     def test_monitor(self, stream, monkeypatch):
         """A monitor publishes the same, at the same moments."""
         updates = []
-        for usual in (_goodput_monitor.read_usual, lambda _process, _source, events, _before: next(events, None)):
+        for usual in (_goodput_monitor.read_usual, lambda _process, _source, _events, place, _before: place):
             monkeypatch.setattr(_goodput_monitor, "read_usual", usual)
             found = []
             monitor = GoodputMonitor(found.append, update_interval_s=1e-6)

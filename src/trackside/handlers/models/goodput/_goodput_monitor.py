@@ -96,14 +96,17 @@ class GoodputAccumulator(VersionedModel):
 
     def consume(self, frame: FrameView) -> None:
         """Read one frame, or a part of one, of one source."""
-        rest = iter(frame.events)
-        while (event := read_usual(self._process, self._source, rest, self._due_ns)) is not None:
-            self._consume(event)
+        self._read_all(frame.events)
 
     def __call__(self, event: Event) -> None:
         """Read one event."""
-        if read_usual(self._process, self._source, iter((event,)), self._due_ns) is not None:
-            self._consume(event)
+        self._read_all([event])
+
+    def _read_all(self, events: Sequence[Event]) -> None:
+        place = 0
+        while (place := read_usual(self._process, self._source, events, place, self._due_ns)) < len(events):
+            self._consume(events[place])
+            place += 1
 
     def _consume(self, event: Event) -> None:
         """Read one event of any type."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import attrs
 
+from trackside._implementation import native
 from trackside.events import (
     Event,
     EventsDropped,
@@ -34,6 +36,7 @@ from trackside.handlers.models.goodput._buckets import (
     EVALUATION,
     FAILED,
     FIRST_CUSTOM,
+    INSIDE,
     KIND_SHIFT,
     LAST_ELASTIC,
     LOADING,
@@ -41,7 +44,9 @@ from trackside.handlers.models.goodput._buckets import (
     OWN_THREAD_ONLY,
     RESTORE,
     STEP,
+    STEP_CODE,
     UNSAMPLED,
+    WHOLE_STEP,
     Problem,
     kind_of,
 )
@@ -545,10 +550,10 @@ _TIMED: Final = frozenset((*BY_NAME, span_names.TRAINING_ITERATION))
 
 
 def read_usual(
-    process: ProcessState, source: Source | None, events: Iterator[Event], before: int = LATEST_NS
-) -> Event | None:
+    process: ProcessState, source: Source | None, events: Sequence[Event], place: int, before: int
+) -> int:
     """
-    Read *events* like `read_event` as long as they are usual, at a half to a third of its cost.
+    Read *events* from *place* on like `read_event` as long as they are usual, at a half to a third of its cost.
 
     A usual event comes in order, within the life of a process in which no span is open, and is
 
@@ -560,19 +565,20 @@ def read_usual(
     Args:
         process: The process whose events are expected.
         source: The source of that process.
-        events: The next events, perhaps another process's.
+        events: The events, perhaps some of another process.
+        place: The index of the first event to be read.
         before: An event at or after this time, in ns since the epoch, is not usual.
 
     Returns:
-        The first event that is not usual, which was not read; None if there is none.
+        The index of the first event that is not usual, which was not read; the number of events if there is none.
     """
     begin, last, next_seq, version = process.start, process.last, process.next_seq, process.version
     if begin <= 0 or process.open_spans or process.seen_open is not None:
-        return next(events, None)
+        return place
     track = process.track
-    event: Any = None
+    event: Any
     try:
-        for event in events:
+        for event in islice(events, place, None):
             kind, at, seq = event.__class__, event.at_ns, event._seq  # noqa: SLF001  the property would be a call
             if (
                 event._source is not source  # noqa: SLF001  as above
@@ -636,9 +642,21 @@ def read_usual(
                 break
             last, next_seq = at, seq + 1
             version += 1
-        else:
-            event = None
     except _BROKEN:
         pass  # an event with a value of the wrong type is not usual
+    place += version - process.version
     process.last, process.next_seq, process.version = last, next_seq, version
-    return event  # type: ignore[no-any-return]  # it is one
+    return place
+
+
+if native is not None:
+    read_usual = native.compile_goodput(
+        read_usual,
+        ProcessState,
+        Track,
+        (Event, SpanEnded, IterationEnded, StepStarted),
+        tuple(_USUAL_SPANS),
+        _TIMED,
+        (span_names.DATA_LOADING, span_names.THREAD, span_names.BADPUT_TYPE, _TRAINING, _MAIN, "role"),
+        (NEVER, NO_STEP, LATEST_NS, _LOADED, WHOLE_STEP, _LOADED | INSIDE, STEP_CODE),
+    )

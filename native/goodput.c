@@ -1,0 +1,494 @@
+/*
+ * Reading the usual events of a process for goodput, as read_usual of trackside.handlers.models.goodput._reading does.
+ *
+ * The slices that these events add to a track are kept in a buffer here and added to its arrays together, when reading
+ * stops or the buffer is full. The last slice of the arrays is in the buffer too, because a step that ends may cut it.
+ * Nothing is called while events are read, and an event is either read whole or not at all.
+ */
+
+#include "core.h"
+
+enum { SOURCE, START, LAST, NEXT_SEQ, VERSION, OPEN_SPANS, SEEN_OPEN, TRACK, BESIDE, STARTED_AT, STARTED_STEP,
+       STARTED_RESTORED, FIRST_STEP, IS_RESTORED, LAST_ITERATION_ID, TRAINS_IN, PROCESS_SLOTS };
+static const char *const process_slots[] = {
+    "source", "start", "last", "next_seq", "version", "open_spans", "seen_open", "track", "beside", "started_at",
+    "started_step", "started_restored", "first_step", "is_restored", "last_iteration_id", "trains_in",
+};
+enum { STARTS, ENDS, CODES, NUMBERS, LIMIT, LATE_END, TALLIED, TOP, STEP_END, LAST_STEP, TRACK_SLOTS };
+static const char *const track_slots[] = {
+    "_starts", "_ends", "_codes", "_numbers", "_limit", "_late_end", "_tallied", "top", "step_end", "last_step",
+};
+enum { COLUMNS = 4, MOST_SLICES = 256 };
+enum { AT, STEP, SPAN_ID, EVENT_SOURCE, SEQ, EVENT_SLOTS };
+static const char *const event_slots[] = {"at_ns", "step", "span_id", "_source", "_seq"};
+enum { DURATION, NAME, ATTRIBUTES, SPAN_SLOTS };
+static const char *const span_slots[] = {"duration_ns", "name", "attributes"};
+enum { ITERATION_DURATION, KIND, FAILED, ITERATION_SLOTS };
+static const char *const iteration_slots[] = {"duration_ns", "kind", "failed"};
+enum { DATA_LOADING, THREAD, BADPUT_TYPE, TRAINING, MAIN, ROLE, WORDS };
+enum { NEVER, NO_STEP, LATEST, LOADED, WHOLE_STEP, LOADED_INSIDE, REST_OF_STEP, NUMBERS_KNOWN };
+
+/* All are set once and kept for ever, like the module that gives them. */
+static Py_ssize_t of_process[PROCESS_SLOTS], of_track[TRACK_SLOTS], of_event[EVENT_SLOTS], of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS];
+static PyTypeObject *process_type, *track_type, *iteration_type, *started_type;
+static PyObject *spans, *timed, *words[WORDS], *frombytes, *seal;
+static long long known[NUMBERS_KNOWN];
+
+typedef struct {
+    long long start, end, number;
+    unsigned int code;
+} Slice;
+
+/* The end of a track. */
+typedef struct {
+    PyObject *track;
+    long long top, step_end, last_step, late_end, limit;
+    long long before;      /* the end of the last slice that is not here, if there is one */
+    Py_ssize_t length;     /* of the track's arrays without the slices here */
+    Py_ssize_t count, old; /* the slices here, and whether the first of them is in the arrays too */
+    int cuts_old, is_changed;
+    Slice slices[MOST_SLICES];
+} Tail;
+
+typedef struct {
+    PyObject *process, *source, *trains_in, *last_iteration_id;
+    long long begin, last, next_seq, version, before, started_at, started_step, first_step;
+    int is_main, is_restored, started_restored;
+    Tail track, beside;
+} Reading;
+
+/* Read item PLACE of ARRAY, whose items are ints: 0, or -1 with an exception. */
+static int
+read_item(PyObject *array, Py_ssize_t place, long long *number)
+{
+    PyObject *item = PySequence_GetItem(array, place);
+    *number = item == NULL ? -1 : PyLong_AsLongLong(item);
+    Py_XDECREF(item);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Read the end of TRACK: 1, or 0 if it is not the plain case, or -1 with an exception. */
+static int
+load_track(Tail *tail, PyObject *track)
+{
+    if (track == NULL || !Py_IS_TYPE(track, track_type)) {
+        return 0;
+    }
+    tail->track = track;
+    tail->count = tail->old = tail->cuts_old = tail->is_changed = 0;
+    if (!ts_read_number(ts_slot(track, of_track[TOP]), &tail->top)
+        || !ts_read_number(ts_slot(track, of_track[STEP_END]), &tail->step_end)
+        || !ts_read_number(ts_slot(track, of_track[LAST_STEP]), &tail->last_step)
+        || !ts_read_number(ts_slot(track, of_track[LATE_END]), &tail->late_end)
+        || !ts_read_number(ts_slot(track, of_track[LIMIT]), &tail->limit)) {
+        return 0;
+    }
+    for (int column = STARTS; column < COLUMNS; column++) {
+        PyObject *array = *ts_slot(track, of_track[column]);
+        Py_ssize_t length = array == NULL ? -1 : PyObject_Size(array);
+        if (length < 0) {
+            return PyErr_Occurred() ? -1 : 0;
+        }
+        if (column != STARTS && length != tail->length) {
+            return 0;
+        }
+        tail->length = length;
+    }
+    if (tail->length > 0) {
+        Slice *last = &tail->slices[0];
+        Py_ssize_t place = --tail->length;
+        long long code;
+        tail->count = tail->old = 1;
+        if (read_item(*ts_slot(track, of_track[STARTS]), place, &last->start) < 0
+            || read_item(*ts_slot(track, of_track[ENDS]), place, &last->end) < 0
+            || read_item(*ts_slot(track, of_track[CODES]), place, &code) < 0
+            || read_item(*ts_slot(track, of_track[NUMBERS]), place, &last->number) < 0
+            || (place > 0 && read_item(*ts_slot(track, of_track[ENDS]), place - 1, &tail->before) < 0)) {
+            return -1;
+        }
+        last->code = (unsigned int)code;
+    }
+    return 1;
+}
+
+/* Store NUMBER in SLOT: 0, or -1 with an exception. */
+static int
+store(PyObject **slot, long long number)
+{
+    PyObject *stored = PyLong_FromLongLong(number);
+    if (stored == NULL) {
+        return -1;
+    }
+    Py_XSETREF(*slot, stored);
+    return 0;
+}
+
+/* Add the bytes of COLUMN of the slices of TAIL from FIRST on to its array: 0, or -1 with an exception. */
+static int
+extend(Tail *tail, int column, Py_ssize_t first)
+{
+    long long items[MOST_SLICES];
+    unsigned int codes[MOST_SLICES];
+    Py_ssize_t count = tail->count - first;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        const Slice *slice = &tail->slices[first + place];
+        codes[place] = slice->code;
+        items[place] = column == STARTS ? slice->start : column == ENDS ? slice->end : slice->number;
+    }
+    PyObject *bytes = column == CODES ? PyBytes_FromStringAndSize((char *)codes, count * (Py_ssize_t)sizeof codes[0])
+                                      : PyBytes_FromStringAndSize((char *)items, count * (Py_ssize_t)sizeof items[0]);
+    PyObject *done = bytes == NULL ? NULL : PyObject_CallMethodOneArg(*ts_slot(tail->track, of_track[column]), frombytes, bytes);
+    Py_XDECREF(bytes);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Give the track what was read, and pack a part of it if it is full: 0, or -1 with an exception. */
+static int
+store_track(Tail *tail)
+{
+    PyObject *track = tail->track;
+    Py_ssize_t first = tail->cuts_old ? 0 : tail->old;
+    long long tallied;
+    if (!tail->is_changed) {
+        return 0;
+    }
+    if (tail->cuts_old) {
+        for (int column = STARTS; column < COLUMNS; column++) {
+            if (PySequence_DelItem(*ts_slot(track, of_track[column]), tail->length) < 0) {
+                return -1;
+            }
+        }
+        /* The sums of the open slices are made anew if they have the one that was cut. */
+        if ((!ts_read_number(ts_slot(track, of_track[TALLIED]), &tallied) || tallied > tail->length)
+            && store(ts_slot(track, of_track[TALLIED]), 0) < 0) {
+            return -1;
+        }
+    }
+    for (int column = STARTS; column < COLUMNS; column++) {
+        if (extend(tail, column, first) < 0) {
+            return -1;
+        }
+    }
+    if (store(ts_slot(track, of_track[TOP]), tail->top) < 0 || store(ts_slot(track, of_track[STEP_END]), tail->step_end) < 0
+        || store(ts_slot(track, of_track[LAST_STEP]), tail->last_step) < 0) {
+        return -1;
+    }
+    if (tail->length + tail->count >= tail->limit) {
+        PyObject *done = PyObject_CallMethodNoArgs(track, seal);
+        Py_XDECREF(done);
+        return done == NULL ? -1 : 0;
+    }
+    return 0;
+}
+
+/* Add a slice. There is room for it. */
+static void
+push(Tail *tail, long long start, long long end, long long code, long long number)
+{
+    tail->slices[tail->count++] = (Slice){start, end, number, (unsigned int)code};
+    tail->top = end;
+    tail->is_changed = 1;
+}
+
+/* Whether TAIL may have no room for the slices of one more event, or its track is full. */
+static int
+is_full(const Tail *tail)
+{
+    return tail->count + 2 > MOST_SLICES || tail->length + tail->count >= tail->limit;
+}
+
+/* Add a loading of data, as Track.add does at the end of the track: whether it could. */
+static int
+add_load(Tail *tail, long long start, long long end)
+{
+    if (start < tail->top || (start == tail->top && (tail->count == 0 || tail->slices[tail->count - 1].code == known[LOADED]))) {
+        return 0;
+    }
+    push(tail, start, end, known[LOADED], 0);
+    return 1;
+}
+
+/* Add a step over the last slices, as overlay_load and Track.append_over do: whether they would. */
+static int
+add_over(Tail *tail, long long number, long long start, long long end)
+{
+    if (start < tail->late_end || tail->count == 0) {
+        return 0;
+    }
+    Slice *last = &tail->slices[tail->count - 1];
+    long long begun = last->start, loaded = last->end;
+    if (last->code != known[LOADED] || tail->length + tail->count <= 1
+        || (tail->count > 1 ? last[-1].end : tail->before) > start || start >= begun || loaded >= end) {
+        return 0;
+    }
+    tail->cuts_old |= tail->count == 1 && tail->old;
+    *last = (Slice){start, begun, number, (unsigned int)known[WHOLE_STEP]};
+    push(tail, begun, loaded, known[LOADED_INSIDE], 0);
+    push(tail, loaded, end, known[REST_OF_STEP], 0);
+    tail->step_end = end;
+    tail->last_step = number;
+    return 1;
+}
+
+/* Add a step that begins where the track ends, or later. */
+static void
+add_step(Tail *tail, long long number, long long start, long long end)
+{
+    push(tail, start, end, known[WHOLE_STEP], number);
+    tail->step_end = end;
+    tail->last_step = number;
+}
+
+/* Return whether VALUE and OTHER, each a string, None or NULL for None, are the same; -1 if one is none of these. */
+static int
+are_same(PyObject *value, PyObject *other)
+{
+    value = value == Py_None ? NULL : value;
+    other = other == Py_None ? NULL : other;
+    if (value == NULL || other == NULL) {
+        return value == other;
+    }
+    return PyUnicode_CheckExact(value) && PyUnicode_CheckExact(other) ? PyUnicode_Compare(value, other) == 0 : -1;
+}
+
+/* Read the DURATION in SLOT of something that ended at AT: whether the process may have done it. */
+static int
+read_duration(const Reading *reading, PyObject *const *slot, long long at, long long *duration)
+{
+    return ts_read_number(slot, duration) && 0 <= *duration && *duration <= at - reading->begin;
+}
+
+static int
+read_span(Reading *reading, PyObject *event, long long at)
+{
+    PyObject *name = *ts_slot(event, of_span[NAME]), *attributes = *ts_slot(event, of_span[ATTRIBUTES]);
+    long long duration;
+    if (!read_duration(reading, ts_slot(event, of_span[DURATION]), at, &duration) || name == NULL
+        || !PyUnicode_CheckExact(name) || attributes == NULL || !PyDict_CheckExact(attributes)) {
+        return 0;
+    }
+    if (PyDict_GET_SIZE(attributes) > 0) {
+        PyObject *badput = PyDict_GetItemWithError(attributes, words[BADPUT_TYPE]);
+        if (badput != NULL && badput != Py_None) {
+            return 0;
+        }
+    }
+    int is_timed = PySet_Contains(timed, name);
+    if (is_timed <= 0) {
+        return is_timed == 0;
+    }
+    if (PyUnicode_Compare(name, words[DATA_LOADING]) != 0) {
+        return 0;
+    }
+    int is_own = are_same(PyDict_GetItemWithError(attributes, words[THREAD]), reading->trains_in);
+    if (is_own < 0) {
+        return 0;
+    }
+    return duration == 0 || add_load(is_own && reading->is_main ? &reading->track : &reading->beside, at - duration, at);
+}
+
+static int
+read_iteration(Reading *reading, PyObject *event, long long at)
+{
+    PyObject *kind = *ts_slot(event, of_iteration[KIND]), *id = *ts_slot(event, of_event[SPAN_ID]);
+    Tail *track = &reading->track;
+    long long duration, step;
+    if (!read_duration(reading, ts_slot(event, of_iteration[ITERATION_DURATION]), at, &duration) || duration == 0
+        || !ts_read_number(ts_slot(event, of_event[STEP]), &step) || track->last_step < 0 || step < track->last_step
+        || step >= known[LATEST] || kind == NULL || !PyUnicode_CheckExact(kind) || id == NULL
+        || PyUnicode_Compare(kind, words[TRAINING]) != 0 || *ts_slot(event, of_iteration[FAILED]) != Py_False
+        || reading->is_restored) {
+        return 0;
+    }
+    long long start = at - duration;
+    if (track->top <= start) {
+        add_step(track, step, start, at);
+    }
+    else if (reading->started_at != known[NEVER] || reading->first_step == known[NO_STEP] || !add_over(track, step, start, at)) {
+        return 0;
+    }
+    reading->last_iteration_id = id;
+    reading->started_at = known[NEVER];
+    return 1;
+}
+
+static int
+read_step_start(Reading *reading, PyObject *event, long long at)
+{
+    Tail *track = &reading->track;
+    long long step, start = reading->started_at, number = reading->started_step;
+    if (!ts_read_number(ts_slot(event, of_event[STEP]), &step) || start == known[NEVER] || start < track->top || at <= start
+        || at < reading->begin || track->last_step < 0 || number < track->last_step || step <= number || step >= known[LATEST]
+        || reading->started_restored || reading->is_restored || reading->first_step == known[NO_STEP]) {
+        return 0;
+    }
+    add_step(track, number, start, at);
+    reading->started_step = step;
+    reading->started_at = at;
+    return 1;
+}
+
+/* Read EVENT: whether it is usual. If it is not, nothing has changed. */
+static int
+read_event(Reading *reading, PyObject *event)
+{
+    PyTypeObject *type = Py_TYPE(event);
+    long long at, seq;
+    int (*read)(Reading *, PyObject *, long long) = type == iteration_type ? read_iteration : type == started_type ? read_step_start : NULL;
+    for (Py_ssize_t place = 0; read == NULL && place < PyTuple_GET_SIZE(spans); place++) {
+        if (PyTuple_GET_ITEM(spans, place) == (PyObject *)type) {
+            read = read_span;
+        }
+    }
+    if (read == NULL || *ts_slot(event, of_event[EVENT_SOURCE]) != reading->source
+        || !ts_read_number(ts_slot(event, of_event[AT]), &at) || !ts_read_number(ts_slot(event, of_event[SEQ]), &seq)
+        || seq < reading->next_seq || seq == LLONG_MAX || at < reading->last || at >= reading->before || !read(reading, event, at)) {
+        return 0;
+    }
+    reading->last = at;
+    reading->next_seq = seq + 1;
+    reading->version++;
+    return 1;
+}
+
+/* Read the state of PROCESS: 1, or 0 if it is not the plain case, or -1 with an exception. */
+static int
+load(Reading *reading, PyObject *process, PyObject *source, long long before)
+{
+    static const struct { int slot; size_t field; } numbers[] = {
+        {START, offsetof(Reading, begin)}, {LAST, offsetof(Reading, last)}, {NEXT_SEQ, offsetof(Reading, next_seq)},
+        {VERSION, offsetof(Reading, version)}, {STARTED_AT, offsetof(Reading, started_at)},
+        {STARTED_STEP, offsetof(Reading, started_step)}, {FIRST_STEP, offsetof(Reading, first_step)},
+    };
+    for (size_t place = 0; place < sizeof numbers / sizeof numbers[0]; place++) {
+        if (!ts_read_number(ts_slot(process, of_process[numbers[place].slot]), (long long *)((char *)reading + numbers[place].field))) {
+            return 0;
+        }
+    }
+    PyObject *open_spans = *ts_slot(process, of_process[OPEN_SPANS]), *of = *ts_slot(process, of_process[SOURCE]);
+    if (open_spans == NULL || !PyDict_CheckExact(open_spans) || PyDict_GET_SIZE(open_spans) > 0 || of == NULL
+        || *ts_slot(process, of_process[SEEN_OPEN]) != Py_None || reading->begin <= 0) {
+        return 0;
+    }
+    PyObject *role = PyObject_GetAttr(of, words[ROLE]);
+    if (role == NULL) {
+        return -1;
+    }
+    reading->is_main = are_same(role, words[MAIN]) == 1;
+    Py_DECREF(role);
+    reading->process = process;
+    reading->source = source;
+    reading->before = before;
+    reading->trains_in = *ts_slot(process, of_process[TRAINS_IN]);
+    reading->last_iteration_id = NULL;
+    reading->is_restored = *ts_slot(process, of_process[IS_RESTORED]) != Py_False;
+    reading->started_restored = *ts_slot(process, of_process[STARTED_RESTORED]) != Py_False;
+    int is_plain = load_track(&reading->track, *ts_slot(process, of_process[TRACK]));
+    return is_plain <= 0 ? is_plain : load_track(&reading->beside, *ts_slot(process, of_process[BESIDE]));
+}
+
+/* Give the process what was read: 0, or -1 with an exception. */
+static int
+store_all(Reading *reading)
+{
+    PyObject *process = reading->process;
+    if (reading->last_iteration_id != NULL) {
+        Py_XSETREF(*ts_slot(process, of_process[LAST_ITERATION_ID]), Py_NewRef(reading->last_iteration_id));
+    }
+    if (store(ts_slot(process, of_process[LAST]), reading->last) < 0
+        || store(ts_slot(process, of_process[NEXT_SEQ]), reading->next_seq) < 0
+        || store(ts_slot(process, of_process[VERSION]), reading->version) < 0
+        || store(ts_slot(process, of_process[STARTED_AT]), reading->started_at) < 0
+        || store(ts_slot(process, of_process[STARTED_STEP]), reading->started_step) < 0) {
+        return -1;
+    }
+    return store_track(&reading->track) < 0 || store_track(&reading->beside) < 0 ? -1 : 0;
+}
+
+static PyObject *
+read_usual(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    Reading reading;
+    long long before;
+    if (count != 5 || keywords != NULL || !Py_IS_TYPE(args[0], process_type) || !PyList_CheckExact(args[2])
+        || !ts_read_number(&args[4], &before)) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *events = args[2];
+    Py_ssize_t place = PyNumber_AsSsize_t(args[3], NULL);
+    int is_usual = place >= 0;
+    if (!is_usual) {
+        PyErr_Clear();
+        return TS_TO_PYTHON;
+    }
+    while (is_usual && place < PyList_GET_SIZE(events)) {
+        int is_plain = load(&reading, args[0], args[1], before);
+        if (is_plain <= 0) {
+            return is_plain < 0 ? NULL : PyLong_FromSsize_t(place);
+        }
+        Py_ssize_t first = place;
+        while (is_usual && place < PyList_GET_SIZE(events) && !is_full(&reading.track) && !is_full(&reading.beside)) {
+            PyObject *event = Py_NewRef(PyList_GET_ITEM(events, place)); /* keys of attributes may be of any class */
+            is_usual = read_event(&reading, event);
+            place += is_usual;
+            Py_DECREF(event);
+        }
+        if (PyErr_Occurred() || (place > first && store_all(&reading) < 0)) {
+            return NULL;
+        }
+        if (place == first) {
+            break; /* no room: Python packs the track */
+        }
+    }
+    return PyLong_FromSsize_t(place);
+}
+
+PyDoc_STRVAR(compile_goodput_doc,
+"compile_goodput(python, process, track, classes, spans, timed, words, numbers, /)\n--\n\n"
+"Return the function *python*, which reads usual events, compiled.\n\n"
+"*process* and *track* are the classes of what it changes, *classes* those of all events, of spans, iterations and\n"
+"starts of steps, *spans* the classes of usual spans, and *timed* the names of those whose time has a kind; *words* and\n"
+"*numbers* are the constants that it uses.");
+
+static PyObject *
+compile_goodput(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *python, *of_spans, *names, *text[WORDS];
+    PyTypeObject *process, *track, *event, *span, *iteration, *started;
+    if (!PyArg_ParseTuple(args, "OO!O!(O!O!O!O!)O!O!(UUUUUU)(LLLLLLL)", &python, &PyType_Type, &process, &PyType_Type, &track,
+                          &PyType_Type, &event, &PyType_Type, &span, &PyType_Type, &iteration, &PyType_Type, &started,
+                          &PyTuple_Type, &of_spans, &PyFrozenSet_Type, &names, &text[DATA_LOADING], &text[THREAD],
+                          &text[BADPUT_TYPE], &text[TRAINING], &text[MAIN], &text[ROLE], &known[NEVER], &known[NO_STEP],
+                          &known[LATEST], &known[LOADED], &known[WHOLE_STEP], &known[LOADED_INSIDE], &known[REST_OF_STEP])
+        || ts_find_slots(process, process_slots, PROCESS_SLOTS, of_process) < 0
+        || ts_find_slots(track, track_slots, TRACK_SLOTS, of_track) < 0
+        || ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0
+        || ts_find_slots(span, span_slots, SPAN_SLOTS, of_span) < 0
+        || ts_find_slots(iteration, iteration_slots, ITERATION_SLOTS, of_iteration) < 0) {
+        return NULL;
+    }
+    for (int word = 0; word < WORDS; word++) {
+        Py_XSETREF(words[word], Py_NewRef(text[word]));
+    }
+    Py_XSETREF(spans, Py_NewRef(of_spans));
+    Py_XSETREF(timed, Py_NewRef(names));
+    Py_XSETREF(process_type, (PyTypeObject *)Py_NewRef((PyObject *)process));
+    Py_XSETREF(track_type, (PyTypeObject *)Py_NewRef((PyObject *)track));
+    Py_XSETREF(iteration_type, (PyTypeObject *)Py_NewRef((PyObject *)iteration));
+    Py_XSETREF(started_type, (PyTypeObject *)Py_NewRef((PyObject *)started));
+    return ts_method(python, read_usual, python);
+}
+
+static PyMethodDef functions[] = {
+    {"compile_goodput", compile_goodput, METH_VARARGS, compile_goodput_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_goodput(PyObject *module)
+{
+    frombytes = PyUnicode_InternFromString("frombytes");
+    seal = PyUnicode_InternFromString("_seal");
+    return frombytes == NULL || seal == NULL ? -1 : PyModule_AddFunctions(module, functions);
+}
