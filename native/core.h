@@ -181,6 +181,7 @@ int ts_add_delivery(PyObject *module);
 int ts_add_events(PyObject *module);
 int ts_add_goodput(PyObject *module);
 int ts_add_kernels(PyObject *module);
+int ts_add_metrics(PyObject *module);
 int ts_add_sections(PyObject *module);
 int ts_add_spans(PyObject *module);
 int ts_add_extensions(PyObject *module);

@@ -22,7 +22,8 @@ execute(PyObject *module)
     if (ts_add_methods(module) < 0 || ts_add_count(module) < 0 || ts_add_ambient(module) < 0
         || ts_add_bus(module) < 0 || ts_add_counters(module) < 0 || ts_add_rows(module) < 0
         || ts_add_decoder(module) < 0 || ts_add_delivery(module) < 0 || ts_add_events(module) < 0
-        || ts_add_goodput(module) < 0 || ts_add_kernels(module) < 0 || ts_add_sections(module) < 0 || ts_add_spans(module) < 0
+        || ts_add_goodput(module) < 0 || ts_add_kernels(module) < 0 || ts_add_metrics(module) < 0 || ts_add_sections(module) < 0
+        || ts_add_spans(module) < 0
         || ts_add_extensions(module) < 0) {
         return -1;
     }

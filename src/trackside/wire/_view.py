@@ -57,19 +57,19 @@ class FrameView:
     """
     One frame, or a part of one, of one source.
 
-    Making one costs the same however many events it has; what is asked of it is grouped once, when it is first asked.
+    Making one costs the same however many events it has.
 
     Args:
         source: The process that the events come from.
         events: Its events, in the order of their numbers.
     """
 
-    __slots__ = ("_by_type", "events", "source")
+    __slots__ = ("_kinds", "events", "source")
 
     def __init__(self, source: Source, events: Sequence[Event]) -> None:
         self.source: Source = source
         self.events: Sequence[Event] = events
-        self._by_type: dict[type[Event], Sequence[Event]] | None = None
+        self._kinds: frozenset[type[Event]] | None = None
 
     def __len__(self) -> int:
         return len(self.events)
@@ -80,26 +80,12 @@ class FrameView:
 
     def of(self, *classes: type[Event]) -> Sequence[Event]:
         """Return the events of these classes and of their subclasses, in order; derived ones only if asked for."""
-        by_type = self._grouped()
-        wanted = [kind for kind in by_type if _is_asked_for(kind, classes)]  # type: ignore[arg-type]  # classes are hashable
-        if len(wanted) == len(by_type):
+        if self._kinds is None:
+            self._kinds = frozenset(map(type, self.events))
+        wanted = {kind for kind in self._kinds if _is_asked_for(kind, classes)}  # type: ignore[arg-type]  # classes are hashable
+        if len(wanted) == len(self._kinds):
             return self.events
-        if len(wanted) == 1:
-            return by_type[wanted[0]]
-        chosen = frozenset(wanted)
-        return [event for event in self.events if type(event) in chosen] if chosen else ()
-
-    def _grouped(self) -> dict[type[Event], Sequence[Event]]:
-        if self._by_type is None:
-            kinds = set(map(type, self.events))
-            if len(kinds) == 1:
-                self._by_type = {kinds.pop(): self.events}
-            else:
-                groups: dict[type[Event], list[Event]] = {kind: [] for kind in kinds}
-                for event in self.events:
-                    groups[type(event)].append(event)
-                self._by_type = cast("dict[type[Event], Sequence[Event]]", groups)
-        return self._by_type
+        return [event for event in self.events if type(event) in wanted] if wanted else ()
 
 
 def views(events: Iterable[Event]) -> Iterator[FrameView]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 import attrs
 import cattrs
 
+from trackside._implementation import native
 from trackside.core.sketch import Sketch, quantiles_of
 from trackside.events import (
     CheckpointMetricsUpdated,
@@ -20,8 +21,10 @@ from trackside.events import (
     EvaluationMetricsUpdated,
     Event,
     IterationEnded,
+    IterationSpanEnded,
     JobConfigured,
     ProductiveWorkSaved,
+    ProfileSpanEnded,
     Publish,
     RunsOn,
     Source,
@@ -822,6 +825,35 @@ _BY_TYPE: Final[dict[type[Event], _Reader]] = {
 _READERS: Final = _Readers(_BY_TYPE)
 
 
+def read_until_derived(metrics: ProcessMetrics, events: Sequence[Event], place: int) -> tuple[int, Derived]:
+    """
+    Read *events* from *place* on, up to one from which others are derived.
+
+    Returns:
+        The index of the next event to be read, and what the last one gave.
+    """
+    for index in range(place, len(events)):
+        event = events[index]
+        derived = _READERS[type(event)](metrics, event)
+        if derived:
+            return index + 1, derived
+    return len(events), ()
+
+
+if native is not None:
+    read_until_derived = native.compile_metrics(
+        read_until_derived,
+        (ProcessMetrics, StepTimer, IterationWork, Durations, Progress, OpenParts),
+        (SpanEnded, IterationEnded),
+        (SpanEnded, IterationSpanEnded, ProfileSpanEnded),
+        PLACES,
+        (TIMED | frozenset(_ENDS)) - {span_names.DATA_LOADING},
+        (span_names.DATA_LOADING, span_names.THREAD, "training"),
+        _READERS,
+        (_LONGEST_WINDOW_NS, _FOLD_AT),
+    )
+
+
 @attrs.frozen(kw_only=True)
 class SourceMetrics:
     """The metrics of one process: each update as it would be published now, or was published last."""
@@ -898,10 +930,11 @@ class TrainingMetrics(VersionedModel):
         events = frame.of(*self.reads)
         if not events:
             return
-        place = self._place_of(frame.source)
-        for event in events:
-            for derived in _READERS[type(event)](place.metrics, event):
-                self._derive(place, derived)
+        place, read = self._place_of(frame.source), 0
+        while read < len(events):
+            read, derived = read_until_derived(place.metrics, events, read)
+            for event in derived:
+                self._derive(place, event)
 
     def _place_of(self, source: Source) -> _Place:
         place = self._places.get(source.id)

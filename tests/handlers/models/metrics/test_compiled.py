@@ -1,0 +1,198 @@
+"""Training metrics read by the compiled core, beside the Python functions that it stands for."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+import trackside
+from trackside.events import (
+    IterationEnded,
+    IterationSpanEnded,
+    ProfileSpanEnded,
+    Source,
+    SpanEnded,
+    SpanStarted,
+    TrainingConfigured,
+)
+from trackside.events import event as declare
+from trackside.handlers.models import TrainingMetrics, training_metrics
+from trackside.wire import FrameView
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(trackside.implementation == "pure", reason="there is only the Python function"),
+]
+
+SOURCE = Source(id="a", run_id="run", rank=0, world_size=4)
+IDS = [0, 1, 2, 3, 70, None, "x", 1 << 70]
+TIMES = [0, -1, 1 << 62, 1 << 63, 1 << 70, 5.5, True, None, "x"]
+ODD = {
+    "at_ns": TIMES,
+    "duration_ns": [*TIMES, 40 * 10**9],
+    "span_id": IDS,
+    "parent_span_id": IDS,
+    "step": [-1, 0, 3, 1 << 62, 1 << 70, True, 2.0],
+    "name": [None, "training_loop", "checkpoint_save_sync", "validation_loop", "testing_loop", "data_loading"],
+    "attributes": [None, [], {"thread": "worker"}, {"thread": None}, {"other": 1}],
+    "kind": ["validation", "testing", None],
+    "failed": [True, 1, 0],
+    "samples": [None, 7, -3, 1 << 60, 2.5, True, "12"],
+    "tokens": [None, 1_000, 1 << 60, 2.5, "many"],
+    "flops": [None, 10, 10**20, 2.75, 1e301, math.nan, math.inf, True, "5"],
+    "loss": [None, 2, 1 << 60, math.nan, "0.25", True, "low"],
+}
+
+
+@declare("tests.metrics.span.ended")
+class OwnSpanEnded(SpanEnded):
+    """A span that another program publishes."""
+
+
+class Life:
+    """The events of a random process."""
+
+    def __init__(self, rng):
+        self.rng, self.at_ns, self.id, self.events = rng, 10**18, 100, []
+        self.oddity = rng.choice([0, 0.002, 0.02])
+
+    def add(self, cls, **fields):
+        """Add an event, now and then with values that no program should give."""
+        one = cls(at_ns=self.at_ns, **fields)
+        one._source, one._seq = SOURCE, len(self.events)
+        while self.rng.random() < self.oddity:
+            name = self.rng.choice([name for name in ODD if hasattr(one, name)])
+            setattr(one, name, self.rng.choice(ODD[name]))
+        self.events.append(one)
+
+    def span(self, name, parent_id, **fields):
+        """Add a span that took some time, and return its id."""
+        self.id += 1
+        took_ns = self.rng.choice([0, 5, 1_000, 10**6])
+        self.at_ns += took_ns
+        cls = self.rng.choice([ProfileSpanEnded] * 5 + [IterationSpanEnded, SpanEnded, OwnSpanEnded])
+        fields = {"span_id": self.id, "parent_span_id": parent_id, "duration_ns": took_ns, **fields}
+        self.add(cls, name=name, **fields)
+
+    def step(self, number):
+        """Add a step with its parts, perhaps deeper within spans, and perhaps with loading before it."""
+        rng = self.rng
+        began_ns, loop_id = self.at_ns, rng.choice([1, 1, 1, 0])
+        if rng.random() < 0.3:
+            self.span("data_loading", loop_id, attributes=rng.choice([{}, {}, {"thread": "worker"}]))
+        self.id += 10
+        step_id, deeper_id = rng.choice([self.id, self.id, self.id, 0]), self.id + 5
+        often = rng.choice([0, 0.8, 0.8, 0.8])
+        for name in ("data_loading", "model_forward", "model_backward", "optimizer_update", "microbatch"):
+            if rng.random() < often:
+                self.span(name, rng.choice([step_id, step_id, deeper_id]))
+        if rng.random() < 0.5:
+            parent_id = rng.choice([step_id, step_id, deeper_id])
+            self.span(rng.choice(["microbatch", "model_forward"]), parent_id, span_id=deeper_id)
+        given = {
+            "samples": rng.choice([None, 8]),
+            "tokens": rng.choice([None, 512]),
+            "flops": rng.choice([None, None, 1e12, 7.5e17, 3, 0.1]),
+            "loss": rng.choice([None, rng.random(), 1]),
+        }
+        self.at_ns += rng.choice([0, 1])
+        took_ns = self.at_ns - began_ns + rng.choice([0] * 8 + [10**7])
+        self.add(
+            IterationEnded, step=number, span_id=step_id, parent_span_id=loop_id, duration_ns=took_ns, **given
+        )
+
+    def between(self):
+        """Add what is not part of each step."""
+        rng = self.rng
+        happens = rng.randrange(6)
+        if happens == 0:
+            self.span("validation_loop", 1)
+        elif happens == 1:
+            self.span("checkpoint_save_sync", 1)
+        elif happens == 2:
+            self.add(SpanStarted, name="training_loop", span_id=1, parent_span_id=0, attributes={})
+        elif happens == 3:
+            for _ in range(rng.choice([1, 70])):  # whose ends are lost
+                self.id += 1
+                self.span("model_forward", 10_000 + self.id)
+        elif happens == 4:
+            self.at_ns += 20 * 10**9
+        else:
+            self.configure()
+
+    def configure(self):
+        """Add a configuration."""
+        rng = self.rng
+        self.add(
+            TrainingConfigured,
+            perf_tag=["test"],
+            log_every_n_train_iterations=rng.choice([1, 7, 50, 1_000]),
+            global_batch_size=rng.choice([None, 32]),
+            seq_length=rng.choice([None, 128, 1 << 50]),
+            flops_per_sample=rng.choice([None, 10**9, 1 << 60]),
+        )
+
+    def live(self, steps):
+        """Do so many steps, and return all events."""
+        self.configure()
+        number = 0
+        for _ in range(steps):
+            if self.rng.random() < 0.05:
+                self.between()
+            self.step(number)
+            number += self.rng.choice([1] * 20 + [0, 2, -3])
+        return self.events
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_any_history(seed, monkeypatch):
+    """For any history in frames of any length, both derive the same events, fail alike, and have the same state."""
+    rng = random.Random(seed)
+    events = Life(rng).live(rng.choice([5, 50, 400]))
+    frames = []
+    while events:
+        length = rng.choice([1, 2, 7, 100, 1_000])
+        frames.append(events[:length])
+        events = events[length:]
+    found = []
+    for read in (training_metrics.read_until_derived, training_metrics.read_until_derived.__wrapped__):
+        monkeypatch.setattr(training_metrics, "read_until_derived", read)
+        derived, states = [], []
+        model = TrainingMetrics(derived.append)
+        for frame in frames:
+            try:
+                model.consume(FrameView(SOURCE, frame))
+            except Exception as error:  # as a value of the wrong type raises in the Python function
+                states.append(f"{type(error).__name__}: {error}")
+            states.append(repr(model.dump()))
+        found.append((repr(derived), states))
+    compiled, python = found
+    assert compiled[0] == python[0]
+    for place, states in enumerate(zip(compiled[1], python[1], strict=True)):
+        assert states[0] == states[1], place
+
+
+def test_plain_job(monkeypatch):
+    """Of a plain job only the first iteration, and those that end a window, are read by the Python functions."""
+    rng = random.Random(1)
+    life = Life(rng)
+    for number in range(200):
+        life.id += 10
+        for name in ("data_loading", "model_forward", "model_backward", "optimizer_update"):
+            life.events.append(ProfileSpanEnded(at_ns=life.at_ns + 5, name=name, span_id=life.id + 1, parent_span_id=life.id, duration_ns=5))
+        life.at_ns += 100
+        life.events.append(
+            IterationEnded(at_ns=life.at_ns, step=number, span_id=life.id, parent_span_id=1, duration_ns=90, samples=8, loss=0.5)
+        )
+    python = []
+    readers = training_metrics._READERS
+    for cls in (IterationEnded, SpanEnded):
+        read = readers[cls]
+        monkeypatch.setitem(readers, cls, lambda metrics, event, read=read: (python.append(event.step), read(metrics, event))[1])
+    monkeypatch.setitem(readers, ProfileSpanEnded, readers[SpanEnded])
+    model = TrainingMetrics()
+    model.consume(FrameView(SOURCE, life.events))
+    iterations = [step for step in python if step >= 0]
+    assert iterations == [0, 49, 99, 149, 199]
