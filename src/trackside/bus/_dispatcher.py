@@ -610,6 +610,7 @@ class Dispatcher:
             fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
             for model in fan_out.models:
                 model.injected += 1
+                model.has_injected = True
                 model.append(event)
             for sink in fan_out.sinks:
                 sink.injected += 1

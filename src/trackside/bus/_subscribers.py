@@ -503,6 +503,8 @@ class ModelSubscriber(QueuedSubscriber):
         super().forget()
         self.pending: list[Event] = []
         """Events of the view that the model gets next; the dispatcher, too, appends here what no rule chooses from."""
+        self.has_injected = False
+        """Whether some of them may come from other processes."""
         self._missed = 0
         self._is_model = callable(getattr(self.handler, "consume", None))
 
@@ -521,7 +523,10 @@ class ModelSubscriber(QueuedSubscriber):
         self.pending.clear()
         self.in_hand = len(events)
         if self._is_model:
-            for view in views(events):
+            # The dispatcher sends what it has before it injects, and before its source changes.
+            found = views(events) if self.has_injected else [FrameView(events[0].source, events)]
+            self.has_injected = False
+            for view in found:
                 self._consume(self.handler.consume, view, len(view))
         else:
             for event in events:
