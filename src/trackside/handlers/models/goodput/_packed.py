@@ -29,6 +29,7 @@ from trackside.handlers.models.goodput._buckets import (
     KIND_SHIFT,
     NO_STEP,
     STEP,
+    STEP_CODE,
     UNSAMPLED,
     WASTED,
     WHOLE_STEP,
@@ -162,38 +163,40 @@ class SliceSums:
 
     def add(self, slices: Iterable[Slice]) -> None:
         """Add *slices*, which follow those added before."""
-        sums, net, step_end = self.sums, self._net, self._step_end
+        sums, nets, net, lost, step_end = self.sums, self._nets, self._net, self._lost, self._step_end
+        whole_steps = 0
         for start, end, code, _ in slices:
             length = end - start
-            key = code & ~FIRST
-            sums[key] = sums.get(key, 0) + length
             if code & FIRST:
                 if net:
-                    self._keep(net)
-                net, self._lost = 0, code & WASTED
-            elif start != step_end or not code & INSIDE:
-                continue  # it belongs to no step that began in these slices
-            step_end = end
-            if code & _KIND_AND_QUALITY == _OWN_TIME:
+                    nets.append(net)
+                    if lost:
+                        self._wasted.append(net)
+                net, lost, step_end, is_of_step = 0, code & WASTED, end, True
+                if code == WHOLE_STEP:  # most slices are
+                    whole_steps += length
+                    net = length
+                    continue
+            else:
+                is_of_step = start == step_end and code & INSIDE != 0
+                step_end = end if is_of_step else step_end
+            key = code & ~FIRST
+            sums[key] = sums.get(key, 0) + length
+            if is_of_step and code & _KIND_AND_QUALITY == _OWN_TIME:
                 net += length
-        self._net, self._step_end = net, step_end
+        if whole_steps:
+            sums[STEP_CODE] = sums.get(STEP_CODE, 0) + whole_steps
+        self._net, self._lost, self._step_end = net, lost, step_end
 
     def add_whole_steps(self, starts: Sequence[int], ends: Sequence[int]) -> None:
         """Add slices from *starts* to *ends*, each of which is a whole step, with the result of `add`."""
         lengths = list(map(sub, ends, starts))
         if not lengths:
             return
-        key = WHOLE_STEP & ~FIRST
-        self.sums[key] = self.sums.get(key, 0) + sum(lengths)
-        if self._net:
-            self._keep(self._net)
+        self.sums[STEP_CODE] = self.sums.get(STEP_CODE, 0) + sum(lengths)
+        self._nets, self._wasted = self.nets, self.wasted
         self._net, self._lost, self._step_end = lengths.pop(), 0, ends[-1]
         self._nets += lengths
-
-    def _keep(self, net: int) -> None:
-        self._nets.append(net)
-        if self._lost:
-            self._wasted.append(net)
 
     def add_alike(self, lengths: Sequence[int], codes: Sequence[int], steps: AlikeSteps) -> None:
         """Add slices of these *lengths* and *codes* that are *steps*, with the result of `add`; nothing came before."""
