@@ -7,11 +7,13 @@ import sys
 import time
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from implementations import needs_core
 from trackside.bus import Bus
 from trackside.events import SectionWindow
-from trackside.instruments._section import CHUNK, Section
+from trackside.instruments._section import CHUNK, Section, sum_times
 from trackside.instruments.section_windows import Sections
 
 pytestmark = needs_core
@@ -107,3 +109,12 @@ def test_hold_on_to_nothing(sections):
         with sections.section("kept"):
             pass
     assert (sys.getrefcount(times), times.count) == (holders, 10 * CHUNK)
+
+
+@given(st.lists(st.integers(-1, 1 << 43) | st.sampled_from([0, 1, (1 << 42) - 1, 1 << 42, 1 << 70]), min_size=1))
+@example([(1 << 42) - 1] * CHUNK)
+@example([1 << 62, 5])
+def test_sums(times):
+    """The sums and the extremes are those that Python's numbers without a limit give."""
+    assert sum_times(times) == sum_times.__wrapped__(times)
+    assert sum_times(times)[1] == sum(time**2 for time in times)

@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import mul
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -110,16 +111,13 @@ class SectionTimes:
             return
         chunk = self.times[:size]
         del self.times[:size]
-        mean = sum(chunk) / size
+        summed, squares, lowest, highest = sum_times(chunk)
         total = self.count + size
-        apart = mean - self.mean
-        # The square of the distance from the point whose coordinates are all the mean is the sum of squared deviations.
-        # No other way to compute it is half as fast.
-        self.squares += math.dist(chunk, [mean] * size) ** 2 + apart * apart * self.count * size / total
+        apart = summed / size - self.mean
+        self.squares += (size * squares - summed * summed) / size + apart * apart * self.count * size / total
         self.mean += apart * size / total
         first = -self.count % self._stride
         self.count = total
-        lowest, highest = min(chunk), max(chunk)
         self.minimum, self.maximum = min(self.minimum, lowest), max(self.maximum, highest)
         self._kept += chunk[first :: self._stride]
         while len(self._kept) > CHUNK:
@@ -156,6 +154,15 @@ class SectionTimes:
         self.count_entry = itertools.count(now).__next__
         entries, self._entries_before = now - self._entries_before, now
         return entries
+
+
+def sum_times(times: list[int]) -> tuple[int, int, int, int]:
+    """Return the sum of *times*, that of their squares, the least and the greatest."""
+    return sum(times), sum(map(mul, times, times)), min(times), max(times)
+
+
+if native is not None:
+    sum_times = native.compile_sums(sum_times)
 
 
 def _median(times: list[int]) -> float:
