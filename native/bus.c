@@ -77,9 +77,9 @@ plain_route(PyObject *bus, PyTypeObject *cls)
 }
 
 /*
- * Queue EVENT, or a copy if its owner could assign its fields anew, as Admission.admit does: None, or NULL with an
- * exception. If the queue is full, or EVENT has values that can be changed, call CALL, which is Python's function for
- * this.
+ * Queue EVENT, or a copy if its owner could change it, as Admission.admit and admit_detached do: None, or NULL with an
+ * exception. If the queue is full, or EVENT has more than scalars and lists and maps of them, call CALL, which is
+ * Python's function for this.
  */
 static PyObject *
 admit(PyObject *call, PyObject *admission, PyObject *event)
@@ -89,9 +89,12 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
     PySequenceMethods *sequence = queue == NULL ? NULL : Py_TYPE(queue)->tp_as_sequence;
     if (sequence != NULL && sequence->sq_length != NULL && append != NULL && PyCFunction_CheckExact(append)
         && PyCFunction_GET_FLAGS(append) == METH_O && limit != NULL && PyLong_CheckExact(limit) && changeable != NULL
-        && PyTuple_CheckExact(changeable) && PyTuple_GET_SIZE(changeable) == 0) {
+        && PyTuple_CheckExact(changeable)) {
         Py_ssize_t most = PyLong_AsSsize_t(limit); /* before the copy: the limit may change meanwhile */
-        PyObject *detached = ts_detached(event), *none;
+        PyObject *detached = ts_detached(event, changeable), *none;
+        if (detached == NULL) {
+            return PyObject_CallOneArg(call, event);
+        }
         Py_ssize_t waiting = sequence->sq_length(queue);
         if (waiting >= 0 && waiting < most) {
             none = PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), detached);

@@ -87,11 +87,12 @@ PyObject *ts_new(Pool *pool);
 int ts_has_slots_alone(PyTypeObject *type);
 
 /*
- * Return EVENT, which is about to be queued, or a copy of it if its owner could change it meanwhile: a new reference.
- * An event of a class with more than slots is never copied. Runs no foreign code, except that allocating may run the
+ * Return EVENT, which is about to be queued, or a copy of it if its owner could change it meanwhile, with copies of what
+ * can be changed in its fields CHANGEABLE: a new reference, or NULL without an exception if that is left to Python. An
+ * event of a class with more than slots is not copied itself. Runs no foreign code, except that allocating may run the
  * garbage collector.
  */
-PyObject *ts_detached(PyObject *event);
+PyObject *ts_detached(PyObject *event, PyObject *changeable);
 
 /* Increment COUNT and return its value before, or -1 if it is not a Count. Runs no foreign code. */
 long long ts_count(PyObject *count);

@@ -1,7 +1,8 @@
 /*
  * Delivering the events at the front of the queue, as trackside.bus._delivery.deliver_plain does: each gets a row, its
  * number and its source, and is appended to the lists that its subscribers read. An event that is not the plain case is
- * left in the queue, and Dispatcher._deliver comes to it next. And copying an event that is about to be queued.
+ * left in the queue, and Dispatcher._deliver comes to it next. And copying what could change of an event that is about
+ * to be queued, as trackside.wire._detached.detached_event does.
  *
  * Only the dispatcher delivers. Nothing is called between the moment at which an event leaves the queue and that at
  * which it is counted, except methods of deques and lists.
@@ -21,6 +22,7 @@ static const char *const admission_slots[] = {"taken"};
 static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_event[EVENT_SLOTS], of_taken;
 static PyTypeObject *fan_out_type, *batcher_type, *admission_type, *event_type;
 static long long extra_bytes;
+static Py_ssize_t most_in_list, most_in_map;
 static PyObject *popleft_name;
 
 /* Return whether somebody besides the caller, who has one reference, may hold EVENT. */
@@ -76,14 +78,76 @@ copy_event(PyObject *event)
     return copy;
 }
 
-PyObject *
-ts_detached(PyObject *event)
+/* Return whether nobody can change VALUE. */
+static inline int
+is_scalar(PyObject *value)
 {
-    PyObject *copy = is_held(event) ? copy_event(event) : TS_TO_PYTHON;
-    if (copy == NULL) {
-        PyErr_Clear();
+    PyTypeObject *type = Py_TYPE(value);
+    return type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBool_Type
+           || value == Py_None || type == &PyBytes_Type;
+}
+
+/* Return whether each value of LIST, a list or tuple, is a scalar. */
+static int
+has_scalars(PyObject *list)
+{
+    for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(list); place++) {
+        if (!is_scalar(PySequence_Fast_GET_ITEM(list, place))) {
+            return 0;
+        }
     }
-    return copy == NULL || copy == TS_TO_PYTHON ? Py_NewRef(event) : copy;
+    return 1;
+}
+
+/*
+ * Return VALUE, or a copy of it if anything but the slot that it is in refers to it: a new reference, or NULL with an
+ * exception, or TS_TO_PYTHON if it is not a scalar or a short list, tuple or dict of scalars.
+ */
+static PyObject *
+copy_value(PyObject *value)
+{
+    if (is_scalar(value)) {
+        return Py_NewRef(value);
+    }
+    int is_alone = Py_REFCNT(value) == 1;
+    if (PyDict_CheckExact(value) && PyDict_GET_SIZE(value) <= most_in_map) {
+        PyObject *key, *item;
+        Py_ssize_t at = 0;
+        while (PyDict_Next(value, &at, &key, &item)) {
+            if (!is_scalar(item)) {
+                return TS_TO_PYTHON;
+            }
+        }
+        return is_alone ? Py_NewRef(value) : PyDict_Copy(value);
+    }
+    if ((PyList_CheckExact(value) || PyTuple_CheckExact(value)) && PySequence_Fast_GET_SIZE(value) <= most_in_list
+        && has_scalars(value)) {
+        return is_alone || PyTuple_CheckExact(value) ? Py_NewRef(value) : PyList_GetSlice(value, 0, PyList_GET_SIZE(value));
+    }
+    return TS_TO_PYTHON;
+}
+
+PyObject *
+ts_detached(PyObject *event, PyObject *changeable)
+{
+    PyObject *detached = is_held(event) ? copy_event(event) : Py_NewRef(event);
+    if (detached == TS_TO_PYTHON && PyTuple_GET_SIZE(changeable) == 0) {
+        return Py_NewRef(event);
+    }
+    for (Py_ssize_t place = 0; detached != NULL && detached != TS_TO_PYTHON && place < PyTuple_GET_SIZE(changeable); place++) {
+        Py_ssize_t offset;
+        int is_found = ts_find_slot(Py_TYPE(event), PyTuple_GET_ITEM(changeable, place), &offset);
+        PyObject *value = is_found == 1 ? *ts_slot(detached, offset) : NULL;
+        PyObject *copy = value == NULL ? TS_TO_PYTHON : copy_value(value);
+        if (copy == NULL || copy == TS_TO_PYTHON) {
+            Py_CLEAR(detached);
+        }
+        else {
+            Py_XSETREF(*ts_slot(detached, offset), copy); /* frees nothing: the event, or its owner, has the value */
+        }
+    }
+    PyErr_Clear();
+    return detached == TS_TO_PYTHON ? NULL : detached;
 }
 
 static PyObject *
@@ -247,16 +311,16 @@ know_events(PyTypeObject *event)
 }
 
 PyDoc_STRVAR(compile_copy_doc,
-"compile_copy(python, event, /)\n--\n\n"
+"compile_copy(python, event, most_in_list, most_in_map, /)\n--\n\n"
 "Return the function *python*, which copies events, compiled; the copy has no number yet.\n\n"
-"*event* is the class of all events.");
+"*event* is the class of all events; lists and maps in an event that is logged have at most so many values.");
 
 static PyObject *
 compile_copy(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *python;
     PyTypeObject *event;
-    if (!PyArg_ParseTuple(args, "OO!", &python, &PyType_Type, &event) || know_events(event) < 0) {
+    if (!PyArg_ParseTuple(args, "OO!nn", &python, &PyType_Type, &event, &most_in_list, &most_in_map) || know_events(event) < 0) {
         return NULL;
     }
     return ts_method(python, copy_plain, python);

@@ -39,13 +39,14 @@ class Loose(WithoutSlots, Noted):
 def recorded(bus, frames, held_still, value, change):
     """Return the field of an event whose value was changed while it waited."""
     bus.subscribe(frames)
+    bus.log(Noted())  # Python finds the route of the first
     bus.flush()
     go_on = held_still(bus)
     bus.log(Noted(value=value))
     change(value)
     go_on()
     bus.flush()
-    (noted,) = frames.events(Noted)
+    _, noted = frames.events(Noted)
     return noted.value
 
 
@@ -70,6 +71,7 @@ def test_recorded_as_logged(bus, frames, held_still, *, value, change, expected)
 def test_event_that_is_changed_and_logged_again(bus, frames, held_still):
     """Changes of the event after log(), and of the values in it, are in the next record alone."""
     bus.subscribe(frames)
+    bus.log(Noted())  # as above
     bus.flush()
     go_on = held_still(bus)
     noted = Noted(value=[1], table={"a": 1})
@@ -81,7 +83,7 @@ def test_event_that_is_changed_and_logged_again(bus, frames, held_still):
     noted.value = None
     go_on()
     bus.flush()
-    assert [(one.value, one.table) for one in frames.events(Noted)] == [([1], {"a": 1}), ([1, 2], {"a": 2})]
+    assert [(one.value, one.table) for one in frames.events(Noted)[1:]] == [([1], {"a": 1}), ([1, 2], {"a": 2})]
     assert values == [1, 2]
 
 
@@ -120,6 +122,23 @@ def test_copies_leave_no_memory_behind(bus):
     def run():
         for each in held:
             bus.log(each)
+        assert bus.flush()
+
+    assert growth_here(run) < 100
+
+
+@needs_core
+def test_copies_of_values_leave_no_memory_behind(bus):
+    """The same of 500 events with lists and maps that the program shares, keeps or gave away."""
+    bus.subscribe(lambda _: None, to=Noted, runs_on=RunsOn.DISPATCHER)
+    held, table, value = [Noted(value=[number], table={"a": number}) for number in range(500)], {"b": 1}, [2.5]
+
+    def run():
+        for each in held:
+            bus.log(each)
+            bus.log(Noted(value=value, table=table))
+            bus.log(Noted(value=[each.value], table={"c": 0.5}))
+            bus.log(Noted(value=[1.5], table={"c": 0.5}))
         assert bus.flush()
 
     assert growth_here(run) < 100

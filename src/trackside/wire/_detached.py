@@ -41,7 +41,9 @@ def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
     return tuple(name for name in own_fields(cls) if not is_flat([hints[name]]))
 
 
-_copy: Callable[[Any], Any] = copy.copy if native is None else native.compile_copy(copy.copy, Event)
+_copy: Callable[[Any], Any] = copy.copy
+if native is not None:
+    _copy = native.compile_copy(copy.copy, Event, MAX_ARRAY_LENGTH, MAX_MAP_LENGTH)
 
 
 def detached_event(event: Any, names: tuple[str, ...]) -> Any:
