@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from blocks import growth_here
 from trackside.events import (
     DecodeError,
     IterationEnded,
@@ -306,6 +307,18 @@ class TestUsual:
             if rng.random() < 0.2 and model.sessions():
                 assert model.result().to_json() == reference.result().to_json(), len(left)
             assert model.dump() == reference.dump(), len(left)
+
+    def test_leaves_no_memory_behind(self, stream):
+        """A model that read many steps, loadings and odd events frees all memory when it is gone."""
+        events = Life(stream(), random.Random(2)).live(60) + plain(stream, 400).events
+
+        def run():
+            model = GoodputAccumulator()
+            for first in range(0, len(events), 70):
+                frame = events[first : first + 70]
+                model.consume(FrameView(frame[0].source, frame))
+
+        assert growth_here(run) < 100
 
     def test_plain_job(self, stream, monkeypatch):
         """In a plain job all events take the fast path but the start, one-time events and the first iteration."""

@@ -8,6 +8,7 @@ import random
 import pytest
 
 import trackside
+from blocks import growth_here
 from trackside.events import (
     IterationEnded,
     IterationSpanEnded,
@@ -172,6 +173,21 @@ def test_any_history(seed, monkeypatch):
     assert compiled[0] == python[0]
     for place, states in enumerate(zip(compiled[1], python[1], strict=True)):
         assert states[0] == states[1], place
+
+
+def test_leaves_no_memory_behind():
+    """A model that read iterations, parts of steps and spans whose parents never end frees all memory when it is gone."""
+    rng = random.Random(3)
+    life = Life(rng)
+    life.oddity = 0
+    events = life.live(300)
+
+    def run():
+        model = TrainingMetrics()
+        for first in range(0, len(events), 70):
+            model.consume(FrameView(SOURCE, events[first : first + 70]))
+
+    assert growth_here(run) < 100
 
 
 def test_plain_job(monkeypatch):
