@@ -100,9 +100,7 @@ class Life:
         }
         self.at_ns += rng.choice([0, 1])
         took_ns = self.at_ns - began_ns + rng.choice([0] * 8 + [10**7])
-        self.add(
-            IterationEnded, step=number, span_id=step_id, parent_span_id=loop_id, duration_ns=took_ns, **given
-        )
+        self.add(IterationEnded, step=number, span_id=step_id, parent_span_id=loop_id, duration_ns=took_ns, **given)
 
     def between(self):
         """Add what is not part of each step."""
@@ -176,7 +174,7 @@ def test_any_history(seed, monkeypatch):
 
 
 def test_leaves_no_memory_behind():
-    """A model that read iterations, parts of steps and spans whose parents never end frees all memory when it is gone."""
+    """A model that read iterations, parts and spans whose parents never end frees all memory when it is gone."""
     rng = random.Random(3)
     life = Life(rng)
     life.oddity = 0
@@ -191,24 +189,30 @@ def test_leaves_no_memory_behind():
 
 
 def test_plain_job(monkeypatch):
-    """Of a plain job only the first iteration, and those that end a window, are read by the Python functions."""
-    rng = random.Random(1)
-    life = Life(rng)
+    """Of a plain job, Python reads only the first iteration and those that end a window."""
+    life = Life(random.Random(1))
+    events, at_ns = [], life.at_ns
     for number in range(200):
-        life.id += 10
+        step_id = 10 * number + 10
         for name in ("data_loading", "model_forward", "model_backward", "optimizer_update"):
-            life.events.append(ProfileSpanEnded(at_ns=life.at_ns + 5, name=name, span_id=life.id + 1, parent_span_id=life.id, duration_ns=5))
-        life.at_ns += 100
-        life.events.append(
-            IterationEnded(at_ns=life.at_ns, step=number, span_id=life.id, parent_span_id=1, duration_ns=90, samples=8, loss=0.5)
-        )
-    python = []
-    readers = training_metrics._READERS
-    for cls in (IterationEnded, SpanEnded):
-        read = readers[cls]
-        monkeypatch.setitem(readers, cls, lambda metrics, event, read=read: (python.append(event.step), read(metrics, event))[1])
-    monkeypatch.setitem(readers, ProfileSpanEnded, readers[SpanEnded])
+            ids = {"span_id": step_id + 1, "parent_span_id": step_id}
+            events.append(ProfileSpanEnded(at_ns=at_ns + 5, name=name, duration_ns=5, **ids))
+        at_ns += 100
+        ids = {"span_id": step_id, "parent_span_id": 1}
+        events.append(IterationEnded(at_ns=at_ns, step=number, duration_ns=90, samples=8, loss=0.5, **ids))
+    read_in_python = []
+
+    def noted(read):
+        def call(metrics, event):
+            read_in_python.append(event)
+            return read(metrics, event)
+
+        return call
+
+    for cls in (IterationEnded, ProfileSpanEnded):
+        monkeypatch.setitem(training_metrics._READERS, cls, noted(training_metrics._READERS[cls]))
     model = TrainingMetrics()
-    model.consume(FrameView(SOURCE, life.events))
-    iterations = [step for step in python if step >= 0]
-    assert iterations == [0, 49, 99, 149, 199]
+    model.consume(FrameView(SOURCE, events))
+    assert [event.step for event in read_in_python if isinstance(event, IterationEnded)] == [0, 49, 99, 149, 199]
+    assert len(read_in_python) == 5 + 4  # and the spans before the first iteration
+    assert model.result().sources[0].training.num_iterations == 200

@@ -549,9 +549,7 @@ _TIMED: Final = frozenset((*BY_NAME, span_names.TRAINING_ITERATION))
 """The spans whose time has a kind."""
 
 
-def read_usual(
-    process: ProcessState, source: Source | None, events: Sequence[Event], place: int, before: int
-) -> int:
+def read_usual(process: ProcessState, source: Source | None, events: Sequence[Event], place: int, before: int) -> int:
     """
     Read *events* from *place* on like `read_event` as long as they are usual, at a half to a third of its cost.
 
