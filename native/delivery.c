@@ -127,6 +127,18 @@ copy_value(PyObject *value)
     return TS_TO_PYTHON;
 }
 
+/* Have the garbage collector leave out EVENT, whose class has slots alone, if it need not visit what EVENT holds. */
+static void
+untrack(PyObject *event)
+{
+    for (PyObject **slot = (PyObject **)(event + 1); (char *)slot < (char *)event + Py_TYPE(event)->tp_basicsize; slot++) {
+        if (*slot != NULL && !is_scalar(*slot) && (!PyDict_CheckExact(*slot) || PyObject_GC_IsTracked(*slot))) {
+            return;
+        }
+    }
+    PyObject_GC_UnTrack(event);
+}
+
 PyObject *
 ts_detached(PyObject *event, PyObject *changeable)
 {
@@ -147,6 +159,9 @@ ts_detached(PyObject *event, PyObject *changeable)
         }
     }
     PyErr_Clear();
+    if (detached != NULL && detached != TS_TO_PYTHON && PyObject_GC_IsTracked(detached) && is_copied_here(Py_TYPE(detached))) {
+        untrack(detached);
+    }
     return detached == TS_TO_PYTHON ? NULL : detached;
 }
 

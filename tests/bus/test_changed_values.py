@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import attrs
@@ -142,6 +144,21 @@ def test_copies_of_values_leave_no_memory_behind(bus):
         assert bus.flush()
 
     assert growth_here(run) < 100
+
+
+@needs_core
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="the garbage collector visits every dict")
+@pytest.mark.parametrize(
+    ("value", "is_visited"), [(1, False), ([1], True), ((1,), True)], ids=["scalar", "list", "tuple"]
+)
+def test_visited_by_the_garbage_collector(bus, value, is_visited):
+    """Events that wait are left out, unless they have a list or a tuple: a map of scalars is left out itself."""
+    found = []
+    bus.subscribe(lambda noted: found.append(gc.is_tracked(noted)), to=Noted, runs_on=RunsOn.DISPATCHER)
+    bus.log(Noted())  # Python finds the route of the first
+    bus.log(Noted(value=value, table={"a": 0.5}))
+    assert bus.flush()
+    assert found[1:] == [is_visited]
 
 
 def test_event_with_a_dict_of_attributes(bus, frames, held_still):
