@@ -45,6 +45,15 @@ class TestEncodeRecord:
 
 
 class TestStuff:
+    @pytest.mark.parametrize("before", [0, 1, 98, 99, 100, 101, 1_000])
+    @pytest.mark.parametrize("after", [b"", b"x"])
+    def test_behind_many_likely_places(self, before, after):
+        """The magic is found however often its first byte comes before it; a payload without it stays as it is."""
+        payload = b"\xc1T" * before + MAGIC + after
+        assert stuff(payload) == b"\xc1T" * before + b"\xc1TS\0L" + after
+        assert unstuff(stuff(payload)) == payload
+        assert stuff(b"\xc1T" * before + after) == b"\xc1T" * before + after
+
     @given(st.lists(st.sampled_from([MAGIC, MAGIC[:3], MAGIC[:2], b"\xc1", b"\0", b"L", b"S"])).map(b"".join))
     def test_no_magic(self, payload):
         """For any payload, its stored form does not hold the magic."""
