@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -576,7 +575,7 @@ def read_usual(process: ProcessState, source: Source | None, events: Sequence[Ev
     track = process.track
     event: Any
     try:
-        for event in islice(events, place, None):
+        for event in events[place:] if place else events:
             kind, at, seq = event.__class__, event.at_ns, event._seq  # noqa: SLF001  the property would be a call
             if (
                 event._source is not source  # noqa: SLF001  as above
