@@ -82,7 +82,7 @@ plain_route(PyObject *bus, PyTypeObject *cls)
  * Python's function for this.
  */
 static PyObject *
-admit(PyObject *call, PyObject *admission, PyObject *event)
+admit(PyObject *call, PyObject *admission, PyObject *event, int is_lent)
 {
     PyObject *queue = ADMISSION(admission, ADMISSION_QUEUE), *append = ADMISSION(admission, ADMISSION_APPEND);
     PyObject *limit = ADMISSION(admission, ADMISSION_LIMIT), *changeable = ADMISSION(admission, ADMISSION_CHANGEABLE);
@@ -91,7 +91,7 @@ admit(PyObject *call, PyObject *admission, PyObject *event)
         && PyCFunction_GET_FLAGS(append) == METH_O && limit != NULL && PyLong_CheckExact(limit) && changeable != NULL
         && PyTuple_CheckExact(changeable)) {
         Py_ssize_t most = PyLong_AsSsize_t(limit); /* before the copy: the limit may change meanwhile */
-        PyObject *detached = ts_detached(event, changeable), *none;
+        PyObject *detached = ts_detached(event, changeable, is_lent), *none;
         if (detached == NULL) {
             return PyObject_CallOneArg(call, event);
         }
@@ -142,16 +142,16 @@ finish(PyObject *lane)
 }
 
 /*
- * Deliver EVENT by STEP: 0, or -1 with an exception. Then *HAS_BEGUN is whether the delivery is still to be counted as
+ * Deliver EVENT by STEP: 0, or -1 with an exception. IS_LENT is as for ts_detached. Then *HAS_BEGUN is whether the delivery is still to be counted as
  * finished.
  */
 static int
-deliver(PyObject *step, PyObject *event, int *has_begun)
+deliver(PyObject *step, PyObject *event, int is_lent, int *has_begun)
 {
     PyObject *call = PyTuple_GET_ITEM(step, STEP_CALL), *target = PyTuple_GET_ITEM(step, STEP_TARGET), *done;
     *has_begun = 1;
     if (Py_IS_TYPE(target, ts_admission_type)) {
-        done = add_one(ADMISSION(target, ADMISSION_OFFERED)) < 0 ? NULL : admit(call, target, event);
+        done = add_one(ADMISSION(target, ADMISSION_OFFERED)) < 0 ? NULL : admit(call, target, event, is_lent);
         Py_XDECREF(done);
         return done == NULL ? -1 : 0;
     }
@@ -221,6 +221,7 @@ log_event(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
     if (count != 2 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner || calls > 0 || !has_room()) {
         return TS_TO_PYTHON;
     }
+    int is_lent = ts_are_arguments_lent;
     PyObject *bus = args[0], *event = args[1], *route = plain_route(bus, Py_TYPE(event));
     if (route == NULL) {
         return TS_TO_PYTHON;
@@ -234,7 +235,7 @@ log_event(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
     for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(route); place++) {
         PyObject *step = PyTuple_GET_ITEM(route, place);
         int has_begun;
-        if (deliver(step, event, &has_begun) < 0) {
+        if (deliver(step, event, is_lent, &has_begun) < 0) {
             failed = recover(bus, route, PyTuple_GET_ITEM(step, STEP_TARGET), has_begun, event);
             break;
         }

@@ -68,6 +68,20 @@ ts_read_number(PyObject *const *slot, long long *number)
     return overflow == 0;
 }
 
+/* Return whether all keys of DICT are texts, of no subclass: only then does looking a key up run no foreign code. */
+static inline int
+ts_has_text_keys(PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        if (!PyUnicode_CheckExact(key)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 /* The memory of instances of one class, kept for the next ones; see pool.c. */
 typedef struct Pool Pool;
 
@@ -88,11 +102,18 @@ int ts_has_slots_alone(PyTypeObject *type);
 
 /*
  * Return EVENT, which is about to be queued, or a copy of it if its owner could change it meanwhile, with copies of what
- * can be changed in its fields CHANGEABLE: a new reference, or NULL without an exception if that is left to Python. An
- * event of a class with more than slots is not copied itself. Runs no foreign code, except that allocating may run the
- * garbage collector.
+ * can be changed in its fields CHANGEABLE: a new reference, or NULL without an exception if that is left to Python. IS_LENT
+ * is whether the caller's caller may keep the reference that the caller got. If its class has more than slots, EVENT is
+ * never copied: it is returned as it is if nothing is CHANGEABLE, and otherwise left to Python if it would be copied. Runs
+ * no foreign code, except that allocating may run the garbage collector, and a metaclass may look the fields up.
  */
-PyObject *ts_detached(PyObject *event, PyObject *changeable);
+PyObject *ts_detached(PyObject *event, PyObject *changeable, int is_lent);
+
+/*
+ * Whether the caller of the compiled function that has just been entered may keep its references to the arguments, as
+ * one does that calls with a tuple of them. C code that lends a reference with PyObject_CallOneArg is not recognized.
+ */
+extern int ts_are_arguments_lent;
 
 /* Increment COUNT and return its value before, or -1 if it is not a Count. Runs no foreign code. */
 long long ts_count(PyObject *count);

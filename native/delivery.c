@@ -25,15 +25,15 @@ static long long extra_bytes;
 static Py_ssize_t most_in_list, most_in_map;
 static PyObject *popleft_name;
 
-/* Return whether somebody besides the caller, who has one reference, may hold EVENT. */
+/* Return whether somebody may hold EVENT besides the caller, who has one reference, perhaps one that IS_LENT. */
 static inline int
-is_held(PyObject *event)
+is_held(PyObject *event, int is_lent)
 {
 #if PY_VERSION_HEX >= 0x030E0000
     /* The interpreter may lend an argument that a variable holds, without a reference of its own. */
-    return !PyUnstable_Object_IsUniqueReferencedTemporary(event);
+    return is_lent || !PyUnstable_Object_IsUniqueReferencedTemporary(event);
 #else
-    return Py_REFCNT(event) > 1;
+    return is_lent || Py_REFCNT(event) > 1;
 #endif
 }
 
@@ -140,9 +140,9 @@ untrack(PyObject *event)
 }
 
 PyObject *
-ts_detached(PyObject *event, PyObject *changeable)
+ts_detached(PyObject *event, PyObject *changeable, int is_lent)
 {
-    PyObject *detached = is_held(event) ? copy_event(event) : Py_NewRef(event);
+    PyObject *detached = is_held(event, is_lent) ? copy_event(event) : Py_NewRef(event);
     if (detached == TS_TO_PYTHON && PyTuple_GET_SIZE(changeable) == 0) {
         return Py_NewRef(event);
     }

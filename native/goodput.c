@@ -3,7 +3,7 @@
  *
  * The slices that these events add to a track are kept in a buffer here and added to its arrays together, when reading
  * stops or the buffer is full. The last slice of the arrays is in the buffer too, because a step that ends may cut it.
- * Nothing is called while events are read, and an event is either read whole or not at all.
+ * No foreign code runs while events are read, and an event is either read whole or not at all.
  */
 
 #include "core.h"
@@ -240,7 +240,7 @@ add_step(Tail *tail, long long number, long long start, long long end)
     tail->last_step = number;
 }
 
-/* Return whether VALUE and OTHER, each a string, None or NULL for None, are the same; -1 if one is none of these. */
+/* Return whether VALUE and OTHER are the same text, or both None, which may be NULL; or -1 if that is not known. */
 static int
 are_same(PyObject *value, PyObject *other)
 {
@@ -265,7 +265,8 @@ read_span(Reading *reading, PyObject *event, long long at)
     PyObject *name = *ts_slot(event, of_span[NAME]), *attributes = *ts_slot(event, of_span[ATTRIBUTES]);
     long long duration;
     if (!read_duration(reading, ts_slot(event, of_span[DURATION]), at, &duration) || name == NULL
-        || !PyUnicode_CheckExact(name) || attributes == NULL || !PyDict_CheckExact(attributes)) {
+        || !PyUnicode_CheckExact(name) || attributes == NULL || !PyDict_CheckExact(attributes)
+        || !ts_has_text_keys(attributes)) {
         return 0;
     }
     if (PyDict_GET_SIZE(attributes) > 0) {
@@ -298,7 +299,7 @@ read_iteration(Reading *reading, PyObject *event, long long at)
         || !ts_read_number(ts_slot(event, of_event[STEP]), &step) || track->last_step < 0 || step < track->last_step
         || step >= known[LATEST] || kind == NULL || !PyUnicode_CheckExact(kind) || id == NULL
         || PyUnicode_Compare(kind, words[TRAINING]) != 0 || *ts_slot(event, of_iteration[FAILED]) != Py_False
-        || reading->is_restored) {
+        || reading->is_restored || (reading->started_at != known[NEVER] && reading->started_restored)) {
         return 0;
     }
     long long start = at - duration;
@@ -343,7 +344,8 @@ read_event(Reading *reading, PyObject *event)
     }
     if (read == NULL || *ts_slot(event, of_event[EVENT_SOURCE]) != reading->source
         || !ts_read_number(ts_slot(event, of_event[AT]), &at) || !ts_read_number(ts_slot(event, of_event[SEQ]), &seq)
-        || seq < reading->next_seq || seq == LLONG_MAX || at < reading->last || at >= reading->before || !read(reading, event, at)) {
+        || seq < reading->next_seq || seq == LLONG_MAX || reading->version == LLONG_MAX || at < reading->last
+        || at < reading->begin || at >= reading->before || !read(reading, event, at)) {
         return 0;
     }
     reading->last = at;
@@ -375,8 +377,12 @@ load(Reading *reading, PyObject *process, PyObject *source, long long before)
     if (role == NULL) {
         return -1;
     }
-    reading->is_main = are_same(role, words[MAIN]) == 1;
+    int is_main = are_same(role, words[MAIN]);
     Py_DECREF(role);
+    if (is_main < 0) {
+        return 0;
+    }
+    reading->is_main = is_main;
     reading->process = process;
     reading->source = source;
     reading->before = before;
@@ -392,18 +398,20 @@ load(Reading *reading, PyObject *process, PyObject *source, long long before)
 static int
 store_all(Reading *reading)
 {
-    PyObject *process = reading->process;
-    if (reading->last_iteration_id != NULL) {
-        Py_XSETREF(*ts_slot(process, of_process[LAST_ITERATION_ID]), Py_NewRef(reading->last_iteration_id));
-    }
-    if (store(ts_slot(process, of_process[LAST]), reading->last) < 0
+    PyObject *process = reading->process, *id = Py_XNewRef(reading->last_iteration_id);
+    if (store_track(&reading->track) < 0 || store_track(&reading->beside) < 0
+        || store(ts_slot(process, of_process[LAST]), reading->last) < 0
         || store(ts_slot(process, of_process[NEXT_SEQ]), reading->next_seq) < 0
         || store(ts_slot(process, of_process[VERSION]), reading->version) < 0
         || store(ts_slot(process, of_process[STARTED_AT]), reading->started_at) < 0
         || store(ts_slot(process, of_process[STARTED_STEP]), reading->started_step) < 0) {
+        Py_XDECREF(id);
         return -1;
     }
-    return store_track(&reading->track) < 0 || store_track(&reading->beside) < 0 ? -1 : 0;
+    if (id != NULL) {
+        Py_XSETREF(*ts_slot(process, of_process[LAST_ITERATION_ID]), id); /* last: what it replaces may be of any class */
+    }
+    return 0;
 }
 
 static PyObject *
@@ -429,10 +437,8 @@ read_usual(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, 
         }
         Py_ssize_t first = place;
         while (is_usual && place < PyList_GET_SIZE(events) && !is_full(&reading.track) && !is_full(&reading.beside)) {
-            PyObject *event = Py_NewRef(PyList_GET_ITEM(events, place)); /* keys of attributes may be of any class */
-            is_usual = read_event(&reading, event);
+            is_usual = read_event(&reading, PyList_GET_ITEM(events, place));
             place += is_usual;
-            Py_DECREF(event);
         }
         if (PyErr_Occurred() || (place > first && store_all(&reading) < 0)) {
             return NULL;

@@ -7,6 +7,7 @@
 #include "core.h"
 
 char ts_to_python;
+int ts_are_arguments_lent;
 
 typedef struct {
     PyObject_HEAD
@@ -37,6 +38,7 @@ static PyObject *
 method_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
 {
     Method *self = (Method *)callable;
+    ts_are_arguments_lent = !(flags & PY_VECTORCALL_ARGUMENTS_OFFSET);
     PyObject *result = self->plain(self->about, args, PyVectorcall_NARGS(flags), keywords);
     if (result != TS_TO_PYTHON) {
         return result;

@@ -3,8 +3,8 @@
  * trackside.handlers.models.training_metrics does: usual events here, and all others by the Python functions.
  *
  * The figures that usual events change are kept here as numbers, and given to the objects before a Python function reads
- * an event, or when there is none left. Nothing is called while usual events are read, and an event is either read whole
- * or not at all.
+ * an event, or when there is none left. No foreign code runs while usual events are read, and an event is either read
+ * whole or not at all.
  */
 
 #include "core.h"
@@ -46,8 +46,9 @@ static PyObject *spans, *places, *special, *data_loading, *thread, *training, *r
 static long long longest_window, fold_at;
 
 /*
- * Numbers of events are below SMALL, and sums below LARGE when they are read: so no sum of MOST_WAITING events overflows,
- * and a product of two numbers that are converted to doubles is rounded once, as Python rounds the product.
+ * Numbers of events are below SMALL, so a product of two that are converted to doubles is rounded once, as Python rounds
+ * the product. Sums are below LARGE when they are loaded, so those of the MOST_WAITING iterations between two loads do not
+ * overflow; times of parts, of which there may be more, are below LARGE after each addition, too.
  */
 static const long long SMALL = 1LL << 53, LARGE = 1LL << 61;
 
@@ -67,14 +68,15 @@ typedef struct {
 } Open;
 
 typedef struct {
-    PyObject *objects[OBJECTS], *within, *waiting;
+    PyObject *objects[OBJECTS], *within;
     Optional batch_size, seq_length, flops_per_sample, last_end, loading, known_tokens, known_flops;
     OptionalDouble fastest, slowest, done_flops, loss;
     long long ranks, log_every, last_step, samples, known_samples, tokens, count, total, done_iterations, done_samples,
         done_training, latest_step, latest_end, latest_parent, parts_ns[PLACES], parts_known[PLACES];
     double flops;
     Py_ssize_t were_waiting;
-    int iterations, new_waiting, open, is_open_changed, is_loading_changed; /* how much is new */
+    int new_waiting, is_open_changed, is_loading_changed; /* the durations that are new, and whether others are */
+    int open;
     long long durations[MOST_WAITING];
     Open within_open[MOST_OPEN];
 } Reading;
@@ -91,7 +93,7 @@ is_within(long long number, long long bound)
 static int
 read_optional(PyObject *const *slot, long long bound, Optional *found)
 {
-    found->is_known = *slot != Py_None;
+    *found = (Optional){0, *slot != Py_None};
     return !found->is_known || (ts_read_number(slot, &found->value) && is_within(found->value, bound));
 }
 
@@ -150,13 +152,12 @@ load(Reading *reading, PyObject *metrics)
     }
     PyObject *timer = objects[OF_TIMER], *work = objects[OF_WORK], *times = objects[OF_TIMES], *progress = objects[OF_PROGRESS];
     PyObject *interruptions = *ts_slot(timer, of_timer[INTERRUPTIONS]), *flops = *ts_slot(work, of_work[FLOPS]);
-    PyObject *start = *ts_slot(metrics, of_metrics[ITERATIONS_START]), *first_end = *ts_slot(metrics, of_metrics[FIRST_END]);
+    PyObject *waiting = *ts_slot(times, of_times[WAITING]), *start = *ts_slot(metrics, of_metrics[ITERATIONS_START]), *first_end = *ts_slot(metrics, of_metrics[FIRST_END]);
     reading->within = *ts_slot(objects[OF_PARTS], of_parts[0]);
-    reading->waiting = *ts_slot(times, of_times[WAITING]);
     if (interruptions == NULL || !PyList_CheckExact(interruptions) || PyList_GET_SIZE(interruptions) > 0 || start == NULL
         || start == Py_None || first_end == NULL || first_end == Py_None || flops == NULL || !PyFloat_CheckExact(flops)
         || reading->within == NULL || !PyDict_CheckExact(reading->within) || PyDict_GET_SIZE(reading->within) > MOST_OPEN
-        || reading->waiting == NULL || !PyList_CheckExact(reading->waiting)
+        || waiting == NULL || !PyList_CheckExact(waiting)
         || !ts_read_number(ts_slot(metrics, of_metrics[RANKS]), &reading->ranks) || reading->ranks < 1 || reading->ranks >= 1LL << 31
         || !ts_read_number(ts_slot(metrics, of_metrics[LOG_EVERY]), &reading->log_every) || reading->log_every < 1
         || !read_optional(ts_slot(metrics, of_metrics[BATCH_SIZE]), SMALL, &reading->batch_size)
@@ -192,8 +193,8 @@ load(Reading *reading, PyObject *metrics)
         }
     }
     reading->flops = PyFloat_AS_DOUBLE(flops);
-    reading->were_waiting = PyList_GET_SIZE(reading->waiting);
-    reading->iterations = reading->new_waiting = reading->is_open_changed = reading->is_loading_changed = reading->loss.is_known = 0;
+    reading->were_waiting = PyList_GET_SIZE(waiting);
+    reading->new_waiting = reading->is_open_changed = reading->is_loading_changed = reading->loss.is_known = 0;
     return 1;
 }
 
@@ -219,18 +220,16 @@ remove_open(Reading *reading, Open *open)
     reading->is_open_changed = 1;
 }
 
-/* Move the parts of the open span ID to PARTS, which are added up: whether it had any. */
+/* Add the parts of OPEN, if it is not NULL, to PARTS: whether the sums stay below LARGE. */
 static int
-take_parts(Reading *reading, long long id, long long parts[PLACES])
+add_parts(const Open *open, long long parts[PLACES])
 {
-    Open *open = find_open(reading, id);
-    if (open == NULL) {
-        return 0;
-    }
-    for (int place = 0; place < PLACES; place++) {
+    for (int place = 0; open != NULL && place < PLACES; place++) {
         parts[place] += open->parts[place];
+        if (!is_within(parts[place], LARGE)) {
+            return 0;
+        }
     }
-    remove_open(reading, open);
     return 1;
 }
 
@@ -257,30 +256,32 @@ read_span(Reading *reading, PyObject *event)
     if (parent == NULL && reading->open == MOST_OPEN) {
         return 0;
     }
-    if (PyUnicode_Compare(name, data_loading) == 0) {
-        int is_aside = attributes != NULL && PyDict_CheckExact(attributes) ? PyDict_Contains(attributes, thread) : -1;
-        if (is_aside < 0) {
-            return 0;
-        }
-        if (!is_aside) {
-            reading->loading = (Optional){at - duration, 1};
-            reading->is_loading_changed = 1;
-        }
+    int is_loading = PyUnicode_Compare(name, data_loading) == 0;
+    if (is_loading && (attributes == NULL || !PyDict_CheckExact(attributes) || !ts_has_text_keys(attributes))) {
+        return 0;
     }
-    if (own != NULL) {
-        take_parts(reading, id, parts);
+    if (!add_parts(own, parts)) {
+        return 0;
     }
     if (place >= 0) {
         parts[place] = duration; /* it includes the parts inside it */
     }
+    if (parent != own && !add_parts(parent, parts)) {
+        return 0;
+    }
+    if (is_loading && PyDict_Contains(attributes, thread) == 0) {
+        reading->loading = (Optional){at - duration, 1};
+        reading->is_loading_changed = 1;
+    }
+    if (own != NULL) {
+        remove_open(reading, own);
+    }
     parent = find_open(reading, parent_id); /* removing its own moved it */
     if (parent == NULL) {
         parent = &reading->within_open[reading->open++];
-        *parent = (Open){.id = parent_id};
+        parent->id = parent_id;
     }
-    for (int part = 0; part < PLACES; part++) {
-        parent->parts[part] += parts[part];
-    }
+    memcpy(parent->parts, parts, sizeof parts);
     reading->is_open_changed = 1;
     return 1;
 }
@@ -294,11 +295,11 @@ find_flops(const Reading *reading, PyObject *given, const Optional *samples, Opt
     flops->is_known = 1;
     if (given == Py_None) {
         flops->is_known = samples->is_known && reading->flops_per_sample.is_known;
-        flops->value = flops->is_known ? (double)samples->value * (double)reading->flops_per_sample.value : 0.0;
+        flops->value = flops->is_known ? (double)samples->value * (double)reading->flops_per_sample.value + 0.0 : 0.0;
         return 1;
     }
     if (given != NULL && PyFloat_CheckExact(given)) {
-        flops->value = trunc(PyFloat_AS_DOUBLE(given)) * ranks;
+        flops->value = trunc(PyFloat_AS_DOUBLE(given)) * ranks + 0.0; /* an int has no negative zero */
         return fabs(flops->value) < 1e300; /* and is a number */
     }
     flops->value = ts_read_number(&given, &whole) && is_within(whole, SMALL) ? (double)whole * ranks : INFINITY;
@@ -348,14 +349,30 @@ read_iteration(Reading *reading, PyObject *event)
         || reading->were_waiting + reading->new_waiting + 1 >= fold_at) {
         return 0;
     }
+    Open *inside = id == 0 ? NULL : find_open(reading, id), *before = parent_id == id && id != 0 ? NULL : find_open(reading, parent_id);
+    if (!add_parts(inside, parts) || !add_parts(before, parts)) {
+        return 0;
+    }
+    long long parts_ns[PLACES];
+    for (int place = 0; place < PLACES; place++) {
+        parts_ns[place] = reading->parts_ns[place] + parts[place];
+        if (!is_within(parts_ns[place], LARGE)) {
+            return 0;
+        }
+    }
     reading->last_end = (Optional){at, 1};
     reading->last_step = step;
     reading->loading.is_known = 0;
     reading->is_loading_changed = 1;
-    int has_parts = id != 0 && take_parts(reading, id, parts);
-    has_parts |= take_parts(reading, parent_id, parts);
-    for (int place = 0; has_parts && place < PLACES; place++) {
-        reading->parts_ns[place] += parts[place];
+    if (inside != NULL) {
+        remove_open(reading, inside);
+        before = before == NULL ? NULL : find_open(reading, parent_id); /* removing the other one moved it */
+    }
+    if (before != NULL) {
+        remove_open(reading, before);
+    }
+    memcpy(reading->parts_ns, parts_ns, sizeof parts_ns);
+    for (int place = 0; place < PLACES; place++) {
         reading->parts_known[place] += parts[place] != 0;
     }
     reading->durations[reading->new_waiting++] = step_ns;
@@ -392,7 +409,6 @@ read_iteration(Reading *reading, PyObject *event)
     }
     reading->latest_end = at;
     reading->latest_parent = parent_id;
-    reading->iterations++;
     return 1;
 }
 
@@ -453,39 +469,32 @@ from_parts(const long long parts[PLACES])
     return list;
 }
 
-static int
-store_open(Reading *reading)
+/* Return the times of the parts within open spans as a dict: a new reference, or NULL with an exception. */
+static PyObject *
+from_open(const Reading *reading)
 {
-    PyDict_Clear(reading->within);
-    for (int place = 0; place < reading->open; place++) {
+    PyObject *within = PyDict_New();
+    for (int place = 0; within != NULL && place < reading->open; place++) {
         PyObject *key = PyLong_FromLongLong(reading->within_open[place].id);
         PyObject *parts = key == NULL ? NULL : from_parts(reading->within_open[place].parts);
-        int status = parts == NULL ? -1 : PyDict_SetItem(reading->within, key, parts);
+        if (parts == NULL || PyDict_SetItem(within, key, parts) < 0) {
+            Py_CLEAR(within);
+        }
         Py_XDECREF(key);
         Py_XDECREF(parts);
-        if (status < 0) {
-            return -1;
-        }
     }
-    return 0;
+    return within;
 }
 
-/* Give the objects what was read: 0, or -1 with an exception. */
+/* Give the objects the figures of the new iterations: 0, or -1 with an exception. Making numbers runs no foreign code. */
 static int
-store_all(Reading *reading)
+store_iterations(Reading *reading)
 {
     PyObject *metrics = reading->objects[OF_METRICS], *timer = reading->objects[OF_TIMER], *work = reading->objects[OF_WORK],
              *times = reading->objects[OF_TIMES], *progress = reading->objects[OF_PROGRESS];
-    if ((reading->is_open_changed && store_open(reading) < 0)
-        || (reading->is_loading_changed && store(ts_slot(timer, of_timer[LOADING]), from_optional(&reading->loading)) < 0)) {
-        return -1;
-    }
-    if (reading->iterations == 0) {
-        return 0;
-    }
     for (int place = 0; place < reading->new_waiting; place++) {
         PyObject *duration = PyLong_FromLongLong(reading->durations[place]);
-        int status = duration == NULL ? -1 : PyList_Append(reading->waiting, duration);
+        int status = duration == NULL ? -1 : PyList_Append(*ts_slot(times, of_times[WAITING]), duration);
         Py_XDECREF(duration);
         if (status < 0) {
             return -1;
@@ -501,8 +510,6 @@ store_all(Reading *reading)
            || store(ts_slot(work, of_work[KNOWN_FLOPS]), from_optional(&reading->known_flops)) < 0
            || store(ts_slot(work, of_work[FASTEST]), from_optional_double(&reading->fastest)) < 0
            || store(ts_slot(work, of_work[SLOWEST]), from_optional_double(&reading->slowest)) < 0
-           || store(ts_slot(work, of_work[PARTS_NS]), from_parts(reading->parts_ns)) < 0
-           || store(ts_slot(work, of_work[PARTS_KNOWN]), from_parts(reading->parts_known)) < 0
            || store(ts_slot(times, of_times[COUNT]), PyLong_FromLongLong(reading->count)) < 0
            || store(ts_slot(times, of_times[TOTAL]), PyLong_FromLongLong(reading->total)) < 0
            || store(ts_slot(progress, of_progress[DONE_ITERATIONS]), PyLong_FromLongLong(reading->done_iterations)) < 0
@@ -515,6 +522,34 @@ store_all(Reading *reading)
            || (reading->loss.is_known
                && store(ts_slot(metrics, of_metrics[LATEST_LOSS]), from_optional_double(&reading->loss)) < 0)
            ? -1 : 0;
+}
+
+/* Give the objects what was read: 0, or -1 with an exception. */
+static int
+store_all(Reading *reading)
+{
+    PyObject *work = reading->objects[OF_WORK], *timer = reading->objects[OF_TIMER];
+    int has_iterations = reading->new_waiting > 0;
+    /* First all that may run the garbage collector. */
+    PyObject *within = reading->is_open_changed ? from_open(reading) : Py_NewRef(reading->within);
+    PyObject *parts_ns = has_iterations ? from_parts(reading->parts_ns) : Py_NewRef(Py_None);
+    PyObject *parts_known = has_iterations ? from_parts(reading->parts_known) : Py_NewRef(Py_None);
+    int status = within == NULL || parts_ns == NULL || parts_known == NULL ? -1 : 0;
+    if (status == 0 && has_iterations) {
+        store(ts_slot(work, of_work[PARTS_NS]), Py_NewRef(parts_ns));
+        store(ts_slot(work, of_work[PARTS_KNOWN]), Py_NewRef(parts_known));
+        status = store_iterations(reading);
+    }
+    if (status == 0 && reading->is_loading_changed) {
+        status = store(ts_slot(timer, of_timer[LOADING]), from_optional(&reading->loading));
+    }
+    if (status == 0) {
+        status = store(ts_slot(reading->objects[OF_PARTS], of_parts[0]), Py_NewRef(within));
+    }
+    Py_XDECREF(within);
+    Py_XDECREF(parts_ns);
+    Py_XDECREF(parts_known);
+    return status;
 }
 
 /* Let the Python function of EVENT read it: what it derives, a new reference, or NULL with an exception. */
@@ -544,10 +579,8 @@ read_until_derived(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t
         int is_usual = load(&reading, metrics);
         Py_ssize_t first = place;
         while (is_usual && place < PyList_GET_SIZE(events)) {
-            PyObject *event = Py_NewRef(PyList_GET_ITEM(events, place)); /* keys of attributes may be of any class */
-            is_usual = read_event(&reading, event);
+            is_usual = read_event(&reading, PyList_GET_ITEM(events, place));
             place += is_usual;
-            Py_DECREF(event);
         }
         if (PyErr_Occurred() || (place > first && store_all(&reading) < 0)) {
             return NULL;
@@ -597,8 +630,15 @@ compile_metrics(PyObject *Py_UNUSED(module), PyObject *args)
         || ts_find_slots(iteration, iteration_slots, ITERATION_SLOTS, of_iteration) < 0) {
         return NULL;
     }
-    if (fold_at > MOST_WAITING) {
-        return PyErr_Format(PyExc_ValueError, "at most %d durations can wait", MOST_WAITING);
+    PyObject *name, *place_of_name;
+    Py_ssize_t at = 0;
+    int has_places = PyDict_GET_SIZE(given[1]) == PLACES;
+    while (PyDict_Next(given[1], &at, &name, &place_of_name)) {
+        long long place;
+        has_places &= ts_read_number(&place_of_name, &place) && 0 <= place && place < PLACES;
+    }
+    if (!has_places || fold_at > MOST_WAITING) {
+        return PyErr_Format(PyExc_ValueError, "not %d parts, or more than %d durations that wait", PLACES, MOST_WAITING);
     }
     for (int place = 0; place < 7; place++) {
         Py_XSETREF(*kept[place], Py_NewRef(given[place]));

@@ -111,6 +111,7 @@ leave_section(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
     Py_RETURN_NONE;
 }
 
+#ifdef __SIZEOF_INT128__
 /* Return HIGH * 2**64 + LOW: a new reference, or NULL with an exception. */
 static PyObject *
 joined(unsigned long long high, unsigned long long low)
@@ -149,6 +150,13 @@ sum_times(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, P
     PyObject *sum_of_squares = joined((unsigned long long)(squares >> 64), (unsigned long long)squares);
     return sum_of_squares == NULL ? NULL : Py_BuildValue("(LNLL)", total, sum_of_squares, least, greatest);
 }
+#else /* a processor of 32 bits */
+static PyObject *
+sum_times(PyObject *Py_UNUSED(about), PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(count), PyObject *Py_UNUSED(keywords))
+{
+    return TS_TO_PYTHON;
+}
+#endif
 
 /* Sections.section, for a name that it was called with before. */
 static PyObject *

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from typing import Any
@@ -113,6 +114,44 @@ def test_field_that_is_assigned_anew(bus, frames, held_still):
     go_on()
     bus.flush()
     assert [one.number for one in frames.events(Numbered)] == [-1, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(lambda bus, it: bus.log(*it), id="tuple"),
+        pytest.param(lambda bus, it: functools.partial(bus.log, it[0])(), id="partial"),
+        pytest.param(lambda bus, it: list(map(bus.log, it)), id="map"),
+    ],
+)
+def test_argument_that_the_caller_keeps(bus, frames, held_still, log):
+    """An event in a tuple of arguments, to which nothing else refers, is recorded as it was."""
+    bus.subscribe(frames)
+    bus.log(Noted())  # Python finds the route of the first
+    bus.flush()
+    go_on = held_still(bus)
+    arguments = (Noted(table={"a": 1}),)
+    log(bus, arguments)
+    arguments[0].table["a"] = 2
+    go_on()
+    bus.flush()
+    assert [one.table for one in frames.events(Noted)] == [{}, {"a": 1}]
+
+
+@event("test.changed.hooked")
+class Hooked(Event):
+    doubled: int = attrs.field(converter=lambda value: 2 * value)
+    kept: Any = attrs.field(default=None, on_setattr=attrs.setters.frozen)
+
+
+def test_fields_with_hooks(bus):
+    """Copying an event neither converts its values again nor asks whether they may be set."""
+    found = []
+    bus.subscribe(lambda one: found.append((one.doubled, one.kept)), to=Hooked, runs_on=RunsOn.DISPATCHER)
+    for number in range(3):
+        bus.log(Hooked(doubled=number, kept=[number]))
+    bus.flush()
+    assert found == [(0, [0]), (2, [1]), (4, [2])]
 
 
 @needs_core

@@ -23,6 +23,27 @@ from trackside.wire import FrameView
 
 pytestmark = pytest.mark.once
 
+
+class Key(str):
+    """A key of another class."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return str.__eq__(self, other)
+
+
+class Raising(Key):
+    """A key that cannot be compared."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise ValueError("as a foreign key may")
+
+
 BEGIN = 10_000
 KINDS = [ProfileSpanEnded, ProfileSpanEnded, IterationSpanEnded, SpanEnded]
 NO_TIMES = [None, "x", 5.5, 7.0, True, 0, -3, 1 << 62, 1 << 70, [1]]
@@ -41,6 +62,10 @@ ODD = {
         {"badput_type": "CHECKPOINT"},
         {"badput_type": None, "thread": None},
         {"badput_type": 3},
+        {Key("badput_type"): "EVAL"},
+        {Key("thread"): "worker"},
+        {Raising("badput_type"): "EVAL"},
+        {Raising("thread"): "worker"},
     ],
     "id": [0, 3, None],
     "error": [{"type": "ValueError"}],
@@ -367,6 +392,51 @@ class TestUsual:
         model, reference = both(job.events)
         assert model.dump() == reference.dump()
         assert model.result().spent_ns["WASTED_PROGRESS_FROM_DISRUPTION"] == 85 + 10
+
+    def test_begun_after_a_checkpoint_was_loaded(self, stream):
+        """The end of a step that began after a checkpoint was loaded marks the same step before it as done again."""
+        job = plain(stream, 6).long("checkpoint_load", 700, 710).step_start(5, 720).step(5, 720, 800)
+        model, reference = both(job.events)
+        framed = GoodputAccumulator()
+        framed.consume(FrameView(job.events[0].source, job.events))
+        assert model.dump() == reference.dump() == framed.dump()
+        assert model.result().spent_ns["WASTED_PROGRESS_FROM_DISRUPTION"] == 85 + 10
+
+    @pytest.mark.parametrize("role", ["main", "worker"])
+    def test_role_of_another_class(self, stream, role):
+        """A role that is a text of another class counts like that text."""
+        model, reference = both(plain(stream, 20).events)
+        found = []
+        for one in (model, reference):
+            data = one.dump()
+            one.load(data)
+            process = next(iter(one._processes.values()))
+            object.__setattr__(process.source, "role", Key(role))
+            for event in plain(stream, 23).events[-8:]:
+                event._source = process.source
+                one(event)
+            found.append(one.dump())
+        assert found[0] == found[1]
+
+    @pytest.mark.parametrize("times", [[(1 << 63) - 1, -(1 << 63)], [1, -5]])
+    def test_loaded_with_impossible_times(self, stream, times):
+        """A loaded state may have any times: a span before them is impossible in both."""
+
+        def spoil(process):
+            process["times"] = times
+
+        job = plain(stream, 20)
+        for event in job.events[-4:]:
+            event.at_ns = -2
+        self.check_loaded(job, spoil)
+
+    def test_loaded_with_the_greatest_count(self, stream):
+        """A loaded state may have read any number of events."""
+
+        def spoil(process):
+            process["events"][0] = (1 << 63) - 2
+
+        self.check_loaded(plain(stream, 20), spoil)
 
     @pytest.mark.parametrize("start", [-1, 0, 20_045, 20_150])
     def test_loaded_with_an_odd_start(self, stream, start):

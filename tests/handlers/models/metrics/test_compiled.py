@@ -27,22 +27,51 @@ pytestmark = [
     pytest.mark.skipif(trackside.implementation == "pure", reason="there is only the Python function"),
 ]
 
+
+class Key(str):
+    """A key of another class."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return str.__eq__(self, other)
+
+
+class Raising(Key):
+    """A key that cannot be compared."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise ValueError("as a foreign key may")
+
+
 SOURCE = Source(id="a", run_id="run", rank=0, world_size=4)
 IDS = [0, 1, 2, 3, 70, None, "x", 1 << 70]
 TIMES = [0, -1, 1 << 62, 1 << 63, 1 << 70, 5.5, True, None, "x"]
 ODD = {
     "at_ns": TIMES,
-    "duration_ns": [*TIMES, 40 * 10**9],
+    "duration_ns": [*TIMES, 40 * 10**9, (1 << 53) - 1],
     "span_id": IDS,
     "parent_span_id": IDS,
     "step": [-1, 0, 3, 1 << 62, 1 << 70, True, 2.0],
     "name": [None, "training_loop", "checkpoint_save_sync", "validation_loop", "testing_loop", "data_loading"],
-    "attributes": [None, [], {"thread": "worker"}, {"thread": None}, {"other": 1}],
+    "attributes": [
+        None,
+        [],
+        {"thread": "worker"},
+        {"thread": None},
+        {"other": 1},
+        {Key("thread"): 1},
+        {Raising("thread"): 1},
+    ],
     "kind": ["validation", "testing", None],
     "failed": [True, 1, 0],
     "samples": [None, 7, -3, 1 << 60, 2.5, True, "12"],
     "tokens": [None, 1_000, 1 << 60, 2.5, "many"],
-    "flops": [None, 10, 10**20, 2.75, 1e301, math.nan, math.inf, True, "5"],
+    "flops": [None, 10, 10**20, 2.75, -0.0, -0.5, 1e301, math.nan, math.inf, True, "5"],
     "loss": [None, 2, 1 << 60, math.nan, "0.25", True, "low"],
 }
 
@@ -77,12 +106,16 @@ class Life:
         fields = {"span_id": self.id, "parent_span_id": parent_id, "duration_ns": took_ns, **fields}
         self.add(cls, name=name, **fields)
 
+    def foreign(self):
+        """Return attributes whose key is of another class, and perhaps cannot be compared."""
+        return {(Raising if self.rng.random() < self.oddity else Key)("thread"): "worker"}
+
     def step(self, number):
         """Add a step with its parts, perhaps deeper within spans, and perhaps with loading before it."""
         rng = self.rng
         began_ns, loop_id = self.at_ns, rng.choice([1, 1, 1, 0])
         if rng.random() < 0.3:
-            self.span("data_loading", loop_id, attributes=rng.choice([{}, {}, {"thread": "worker"}]))
+            self.span("data_loading", loop_id, attributes=rng.choice([{}, {}, {"thread": "worker"}, self.foreign()]))
         self.id += 10
         step_id, deeper_id = rng.choice([self.id, self.id, self.id, 0]), self.id + 5
         often = rng.choice([0, 0.8, 0.8, 0.8])
@@ -95,7 +128,7 @@ class Life:
         given = {
             "samples": rng.choice([None, 8]),
             "tokens": rng.choice([None, 512]),
-            "flops": rng.choice([None, None, 1e12, 7.5e17, 3, 0.1]),
+            "flops": rng.choice([None, None, 1e12, 7.5e17, 3, 0.1, -0.5]),
             "loss": rng.choice([None, rng.random(), 1]),
         }
         self.at_ns += rng.choice([0, 1])
@@ -171,6 +204,32 @@ def test_any_history(seed, monkeypatch):
     assert compiled[0] == python[0]
     for place, states in enumerate(zip(compiled[1], python[1], strict=True)):
         assert states[0] == states[1], place
+
+
+@pytest.mark.parametrize(("deeper", "length"), [(False, 2_000), (True, 127)])
+def test_long_parts(deeper, length, monkeypatch):
+    """Times of parts that add up to more than 64 bits hold are exact; *deeper* also those that spans hand on."""
+    greatest = (1 << 53) - 1
+    found = []
+    for read in (training_metrics.read_until_derived, training_metrics.read_until_derived.__wrapped__):
+        monkeypatch.setattr(training_metrics, "read_until_derived", read)
+        life, model = Life(random.Random(1)), TrainingMetrics()
+        life.oddity = 0
+        for number in range(2):
+            life.add(IterationEnded, step=number, span_id=7, parent_span_id=1, duration_ns=5)
+        for inner in range(5):
+            parent_id = 90 + inner if deeper else 9
+            for _ in range(250):
+                life.add(
+                    ProfileSpanEnded, name="model_forward", span_id=8, parent_span_id=parent_id, duration_ns=greatest
+                )
+        for inner in range(5 if deeper else 0):
+            life.add(ProfileSpanEnded, name="own", span_id=90 + inner, parent_span_id=9, duration_ns=5)
+        life.add(IterationEnded, step=2, span_id=9, parent_span_id=1, duration_ns=5)
+        for first in range(0, len(life.events), length):
+            model.consume(FrameView(SOURCE, life.events[first : first + length]))
+        found.append(model.result().sources[0].training.avg_forward_time_sec)
+    assert found == [float(1_250 * greatest) / 10**9] * 2
 
 
 def test_leaves_no_memory_behind():

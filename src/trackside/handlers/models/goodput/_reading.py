@@ -608,6 +608,7 @@ def read_usual(process: ProcessState, source: Source | None, events: Sequence[Ev
                     or event.kind != _TRAINING
                     or event.failed
                     or process.is_restored
+                    or (process.started_at != NEVER and process.started_restored)
                 ):
                     break
                 start = at - duration
