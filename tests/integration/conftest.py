@@ -546,6 +546,7 @@ class CloudLogging:
         self.hidden: set[str] = set()
         self.filters: list[str] = []
         self.written: list[Any] = []
+        self._received = datetime.datetime.min.replace(tzinfo=datetime.timezone.utc)
         self.code: Any = None
         self._server: Any = None
 
@@ -581,7 +582,10 @@ class CloudLogging:
         for entry in request.entries:
             entry.log_name = entry.log_name or request.log_name
             entry.insert_id = entry.insert_id or f"made-{len(self.entries):06d}"
-            entry.receive_timestamp = datetime.datetime.now(datetime.timezone.utc)
+            # The machine's clock may be set back; the service's is not.
+            tick = datetime.timedelta(microseconds=1)
+            self._received = max(datetime.datetime.now(datetime.timezone.utc), self._received + tick)
+            entry.receive_timestamp = self._received
             entry.timestamp = entry.timestamp or entry.receive_timestamp
             self.entries.setdefault((entry.timestamp, entry.insert_id), entry)
         if self.code is not None:  # what was written stays written
