@@ -52,7 +52,7 @@ def _reader_of(cls: type[Event]) -> tuple[tuple[str, ...], Callable[[Any], tuple
 
 def _copy(event: Any) -> Any:
     """Return a copy of *event*, which may have a number or not."""
-    reader = _reader_of(type(event))
+    reader = _reader_of(type(event))  # type: ignore[arg-type]  # classes are hashable
     if reader is None:
         return copy.copy(event)
     names, read = reader
