@@ -68,6 +68,29 @@ ts_read_number(PyObject *const *slot, long long *number)
     return overflow == 0;
 }
 
+/* Store VALUE, a new reference or NULL, in SLOT: 0, or -1 with an exception. What it replaces may be freed. */
+static inline int
+ts_store(PyObject **slot, PyObject *value)
+{
+    if (value == NULL) {
+        return -1;
+    }
+    Py_XSETREF(*slot, value);
+    return 0;
+}
+
+/* Return whether CLS is one of CLASSES, a tuple. */
+static inline int
+ts_is_among(PyTypeObject *cls, PyObject *classes)
+{
+    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(classes); place++) {
+        if (PyTuple_GET_ITEM(classes, place) == (PyObject *)cls) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 /* Return whether all keys of DICT are texts, of no subclass: only then does looking a key up run no foreign code. */
 static inline int
 ts_has_text_keys(PyObject *dict)

@@ -111,18 +111,6 @@ load_track(Tail *tail, PyObject *track)
     return 1;
 }
 
-/* Store NUMBER in SLOT: 0, or -1 with an exception. */
-static int
-store(PyObject **slot, long long number)
-{
-    PyObject *stored = PyLong_FromLongLong(number);
-    if (stored == NULL) {
-        return -1;
-    }
-    Py_XSETREF(*slot, stored);
-    return 0;
-}
-
 /* Add the bytes of COLUMN of the slices of TAIL from FIRST on to its array: 0, or -1 with an exception. */
 static int
 extend(Tail *tail, int column, Py_ssize_t first)
@@ -161,7 +149,7 @@ store_track(Tail *tail)
         }
         /* The sums of the open slices are made anew if they have the one that was cut. */
         if ((!ts_read_number(ts_slot(track, of_track[TALLIED]), &tallied) || tallied > tail->length)
-            && store(ts_slot(track, of_track[TALLIED]), 0) < 0) {
+            && ts_store(ts_slot(track, of_track[TALLIED]), PyLong_FromLongLong(0)) < 0) {
             return -1;
         }
     }
@@ -170,8 +158,8 @@ store_track(Tail *tail)
             return -1;
         }
     }
-    if (store(ts_slot(track, of_track[TOP]), tail->top) < 0 || store(ts_slot(track, of_track[STEP_END]), tail->step_end) < 0
-        || store(ts_slot(track, of_track[LAST_STEP]), tail->last_step) < 0) {
+    if (ts_store(ts_slot(track, of_track[TOP]), PyLong_FromLongLong(tail->top)) < 0 || ts_store(ts_slot(track, of_track[STEP_END]), PyLong_FromLongLong(tail->step_end)) < 0
+        || ts_store(ts_slot(track, of_track[LAST_STEP]), PyLong_FromLongLong(tail->last_step)) < 0) {
         return -1;
     }
     if (tail->length + tail->count >= tail->limit) {
@@ -336,12 +324,9 @@ read_event(Reading *reading, PyObject *event)
 {
     PyTypeObject *type = Py_TYPE(event);
     long long at, seq;
-    int (*read)(Reading *, PyObject *, long long) = type == iteration_type ? read_iteration : type == started_type ? read_step_start : NULL;
-    for (Py_ssize_t place = 0; read == NULL && place < PyTuple_GET_SIZE(spans); place++) {
-        if (PyTuple_GET_ITEM(spans, place) == (PyObject *)type) {
-            read = read_span;
-        }
-    }
+    int (*read)(Reading *, PyObject *, long long) = type == iteration_type ? read_iteration
+                                                    : type == started_type ? read_step_start
+                                                    : ts_is_among(type, spans) ? read_span : NULL;
     if (read == NULL || *ts_slot(event, of_event[EVENT_SOURCE]) != reading->source
         || !ts_read_number(ts_slot(event, of_event[AT]), &at) || !ts_read_number(ts_slot(event, of_event[SEQ]), &seq)
         || seq < reading->next_seq || seq == LLONG_MAX || reading->version == LLONG_MAX || at < reading->last
@@ -400,11 +385,11 @@ store_all(Reading *reading)
 {
     PyObject *process = reading->process, *id = Py_XNewRef(reading->last_iteration_id);
     if (store_track(&reading->track) < 0 || store_track(&reading->beside) < 0
-        || store(ts_slot(process, of_process[LAST]), reading->last) < 0
-        || store(ts_slot(process, of_process[NEXT_SEQ]), reading->next_seq) < 0
-        || store(ts_slot(process, of_process[VERSION]), reading->version) < 0
-        || store(ts_slot(process, of_process[STARTED_AT]), reading->started_at) < 0
-        || store(ts_slot(process, of_process[STARTED_STEP]), reading->started_step) < 0) {
+        || ts_store(ts_slot(process, of_process[LAST]), PyLong_FromLongLong(reading->last)) < 0
+        || ts_store(ts_slot(process, of_process[NEXT_SEQ]), PyLong_FromLongLong(reading->next_seq)) < 0
+        || ts_store(ts_slot(process, of_process[VERSION]), PyLong_FromLongLong(reading->version)) < 0
+        || ts_store(ts_slot(process, of_process[STARTED_AT]), PyLong_FromLongLong(reading->started_at)) < 0
+        || ts_store(ts_slot(process, of_process[STARTED_STEP]), PyLong_FromLongLong(reading->started_step)) < 0) {
         Py_XDECREF(id);
         return -1;
     }

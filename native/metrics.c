@@ -420,26 +420,10 @@ read_event(Reading *reading, PyObject *event)
     if (type == iteration_type) {
         return read_iteration(reading, event);
     }
-    for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(spans); place++) {
-        if (PyTuple_GET_ITEM(spans, place) == (PyObject *)type) {
-            return read_span(reading, event);
-        }
-    }
-    return 0;
+    return ts_is_among(type, spans) && read_span(reading, event);
 }
 
 /* --- storing the state ------------------------------------------------------------------------------------------- */
-
-/* Store VALUE, a new reference or NULL, in SLOT: 0, or -1 with an exception. */
-static int
-store(PyObject **slot, PyObject *value)
-{
-    if (value == NULL) {
-        return -1;
-    }
-    Py_XSETREF(*slot, value);
-    return 0;
-}
 
 static PyObject *
 from_optional(const Optional *number)
@@ -500,27 +484,27 @@ store_iterations(Reading *reading)
             return -1;
         }
     }
-    return store(ts_slot(timer, of_timer[LAST_END]), from_optional(&reading->last_end)) < 0
-           || store(ts_slot(timer, of_timer[LAST_STEP]), PyLong_FromLongLong(reading->last_step)) < 0
-           || store(ts_slot(work, of_work[SAMPLES]), PyLong_FromLongLong(reading->samples)) < 0
-           || store(ts_slot(work, of_work[KNOWN_SAMPLES]), PyLong_FromLongLong(reading->known_samples)) < 0
-           || store(ts_slot(work, of_work[TOKENS]), PyLong_FromLongLong(reading->tokens)) < 0
-           || store(ts_slot(work, of_work[KNOWN_TOKENS]), from_optional(&reading->known_tokens)) < 0
-           || store(ts_slot(work, of_work[FLOPS]), PyFloat_FromDouble(reading->flops)) < 0
-           || store(ts_slot(work, of_work[KNOWN_FLOPS]), from_optional(&reading->known_flops)) < 0
-           || store(ts_slot(work, of_work[FASTEST]), from_optional_double(&reading->fastest)) < 0
-           || store(ts_slot(work, of_work[SLOWEST]), from_optional_double(&reading->slowest)) < 0
-           || store(ts_slot(times, of_times[COUNT]), PyLong_FromLongLong(reading->count)) < 0
-           || store(ts_slot(times, of_times[TOTAL]), PyLong_FromLongLong(reading->total)) < 0
-           || store(ts_slot(progress, of_progress[DONE_ITERATIONS]), PyLong_FromLongLong(reading->done_iterations)) < 0
-           || store(ts_slot(progress, of_progress[DONE_SAMPLES]), PyLong_FromLongLong(reading->done_samples)) < 0
-           || store(ts_slot(progress, of_progress[DONE_TRAINING]), PyLong_FromLongLong(reading->done_training)) < 0
-           || store(ts_slot(progress, of_progress[DONE_FLOPS]), from_optional_double(&reading->done_flops)) < 0
-           || store(ts_slot(metrics, of_metrics[LATEST_STEP]), PyLong_FromLongLong(reading->latest_step)) < 0
-           || store(ts_slot(metrics, of_metrics[LATEST_END]), PyLong_FromLongLong(reading->latest_end)) < 0
-           || store(ts_slot(metrics, of_metrics[LATEST_PARENT]), PyLong_FromLongLong(reading->latest_parent)) < 0
+    return ts_store(ts_slot(timer, of_timer[LAST_END]), from_optional(&reading->last_end)) < 0
+           || ts_store(ts_slot(timer, of_timer[LAST_STEP]), PyLong_FromLongLong(reading->last_step)) < 0
+           || ts_store(ts_slot(work, of_work[SAMPLES]), PyLong_FromLongLong(reading->samples)) < 0
+           || ts_store(ts_slot(work, of_work[KNOWN_SAMPLES]), PyLong_FromLongLong(reading->known_samples)) < 0
+           || ts_store(ts_slot(work, of_work[TOKENS]), PyLong_FromLongLong(reading->tokens)) < 0
+           || ts_store(ts_slot(work, of_work[KNOWN_TOKENS]), from_optional(&reading->known_tokens)) < 0
+           || ts_store(ts_slot(work, of_work[FLOPS]), PyFloat_FromDouble(reading->flops)) < 0
+           || ts_store(ts_slot(work, of_work[KNOWN_FLOPS]), from_optional(&reading->known_flops)) < 0
+           || ts_store(ts_slot(work, of_work[FASTEST]), from_optional_double(&reading->fastest)) < 0
+           || ts_store(ts_slot(work, of_work[SLOWEST]), from_optional_double(&reading->slowest)) < 0
+           || ts_store(ts_slot(times, of_times[COUNT]), PyLong_FromLongLong(reading->count)) < 0
+           || ts_store(ts_slot(times, of_times[TOTAL]), PyLong_FromLongLong(reading->total)) < 0
+           || ts_store(ts_slot(progress, of_progress[DONE_ITERATIONS]), PyLong_FromLongLong(reading->done_iterations)) < 0
+           || ts_store(ts_slot(progress, of_progress[DONE_SAMPLES]), PyLong_FromLongLong(reading->done_samples)) < 0
+           || ts_store(ts_slot(progress, of_progress[DONE_TRAINING]), PyLong_FromLongLong(reading->done_training)) < 0
+           || ts_store(ts_slot(progress, of_progress[DONE_FLOPS]), from_optional_double(&reading->done_flops)) < 0
+           || ts_store(ts_slot(metrics, of_metrics[LATEST_STEP]), PyLong_FromLongLong(reading->latest_step)) < 0
+           || ts_store(ts_slot(metrics, of_metrics[LATEST_END]), PyLong_FromLongLong(reading->latest_end)) < 0
+           || ts_store(ts_slot(metrics, of_metrics[LATEST_PARENT]), PyLong_FromLongLong(reading->latest_parent)) < 0
            || (reading->loss.is_known
-               && store(ts_slot(metrics, of_metrics[LATEST_LOSS]), from_optional_double(&reading->loss)) < 0)
+               && ts_store(ts_slot(metrics, of_metrics[LATEST_LOSS]), from_optional_double(&reading->loss)) < 0)
            ? -1 : 0;
 }
 
@@ -536,15 +520,15 @@ store_all(Reading *reading)
     PyObject *parts_known = has_iterations ? from_parts(reading->parts_known) : Py_NewRef(Py_None);
     int status = within == NULL || parts_ns == NULL || parts_known == NULL ? -1 : 0;
     if (status == 0 && has_iterations) {
-        store(ts_slot(work, of_work[PARTS_NS]), Py_NewRef(parts_ns));
-        store(ts_slot(work, of_work[PARTS_KNOWN]), Py_NewRef(parts_known));
+        ts_store(ts_slot(work, of_work[PARTS_NS]), Py_NewRef(parts_ns));
+        ts_store(ts_slot(work, of_work[PARTS_KNOWN]), Py_NewRef(parts_known));
         status = store_iterations(reading);
     }
     if (status == 0 && reading->is_loading_changed) {
-        status = store(ts_slot(timer, of_timer[LOADING]), from_optional(&reading->loading));
+        status = ts_store(ts_slot(timer, of_timer[LOADING]), from_optional(&reading->loading));
     }
     if (status == 0) {
-        status = store(ts_slot(reading->objects[OF_PARTS], of_parts[0]), Py_NewRef(within));
+        status = ts_store(ts_slot(reading->objects[OF_PARTS], of_parts[0]), Py_NewRef(within));
     }
     Py_XDECREF(within);
     Py_XDECREF(parts_ns);

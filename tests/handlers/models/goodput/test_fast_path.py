@@ -9,6 +9,7 @@ import random
 import pytest
 
 from blocks import growth_here
+from foreign_keys import Key, Raising
 from trackside.events import (
     DecodeError,
     IterationEnded,
@@ -22,26 +23,6 @@ from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor
 from trackside.wire import FrameView
 
 pytestmark = pytest.mark.once
-
-
-class Key(str):
-    """A key of another class."""
-
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        return str.__eq__(self, other)
-
-
-class Raising(Key):
-    """A key that cannot be compared."""
-
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        raise ValueError("as a foreign key may")
 
 
 BEGIN = 10_000

@@ -9,6 +9,7 @@ import pytest
 
 import trackside
 from blocks import growth_here
+from foreign_keys import Key, Raising
 from trackside.events import (
     IterationEnded,
     IterationSpanEnded,
@@ -26,26 +27,6 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(trackside.implementation == "pure", reason="there is only the Python function"),
 ]
-
-
-class Key(str):
-    """A key of another class."""
-
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        return str.__eq__(self, other)
-
-
-class Raising(Key):
-    """A key that cannot be compared."""
-
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __eq__(self, other):
-        raise ValueError("as a foreign key may")
 
 
 SOURCE = Source(id="a", run_id="run", rank=0, world_size=4)
