@@ -33,9 +33,18 @@ def job(socket_directory, tmp_path):
         thread.join()
 
 
-def log_ten(bus, job):
+def wait_for_viewer(job):
     while not job.is_watched and job.is_open:
         threading.Event().wait(0.01)
+
+
+def close_once_watched(job):
+    wait_for_viewer(job)
+    job.close()
+
+
+def log_ten(bus, job):
+    wait_for_viewer(job)
     for number in range(10):
         bus.log(StepTaken(number=number))
     bus.flush()
@@ -57,7 +66,7 @@ class TestAttach:
 
     def test_until_the_end(self, job, capsys):
         """The command ends when the job does."""
-        threading.Timer(1.0, job.close).start()
+        threading.Thread(target=close_once_watched, args=(job,)).start()
         assert main(["attach", *job.endpoints, "--min-priority", "lifecycle"]) == 0
         assert "source.ended" in capsys.readouterr().out
 
