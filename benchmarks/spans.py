@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -50,6 +51,11 @@ def rows() -> list[Row]:
 
     def annotated(loops: int) -> None:
         for _ in range(loops):
+            with nvtx.annotate("step"):
+                pass
+
+    def annotated_again(loops: int) -> None:
+        for _ in range(loops):
             with annotation:
                 pass
 
@@ -57,11 +63,12 @@ def rows() -> list[Row]:
         default_bus.flush()
         provider.force_flush()
 
-    unheard = interleaved({"trackside": ours, "nvtx": annotated}, loops=_LOOPS)
+    peers = {"nvtx": annotated, "nvtx, one annotation": annotated_again}
+    unheard = interleaved({"trackside": ours, **peers}, loops=_LOOPS)
     with tempfile.TemporaryDirectory() as directory:
         log = EventLog(pathlib.Path(directory) / "ours", fsync_s=None)
         with default_bus.subscribe(log) as subscription:
-            runs = {"trackside": ours, "OpenTelemetry": theirs, "nvtx": annotated}
+            runs = {"trackside": ours, "OpenTelemetry": theirs, **peers}
             times = interleaved(runs, loops=_LOOPS, settle=settle)
             if subscription.stats().lost:
                 raise RuntimeError("spans were lost: the figures would compare different work")
@@ -70,5 +77,7 @@ def rows() -> list[Row]:
     return [
         compared(operation, times, "trackside", "OpenTelemetry", budget(compiled=0.02, pure=0.10)),
         compared(operation, times, "trackside", "nvtx", budget(compiled=1.0)),
+        compared(operation, times, "trackside", "nvtx, one annotation", math.inf),
         compared("a span while no handler listens", unheard, "trackside", "nvtx", budget(compiled=0.5)),
+        compared("the same", unheard, "trackside", "nvtx, one annotation", math.inf),
     ]

@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from operator import attrgetter, sub
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -166,6 +167,13 @@ class SliceSums:
         sums, nets, net, lost, step_end = self.sums, self._nets, self._net, self._lost, self._step_end
         whole_steps = 0
         for start, end, code, _ in slices:
+            if code == WHOLE_STEP and not lost:  # most slices are
+                if net:
+                    nets.append(net)
+                step_end = end
+                net = end - start
+                whole_steps += net
+                continue
             length = end - start
             if code & FIRST:
                 if net:
@@ -173,10 +181,6 @@ class SliceSums:
                     if lost:
                         self._wasted.append(net)
                 net, lost, step_end, is_of_step = 0, code & WASTED, end, True
-                if code == WHOLE_STEP:  # most slices are
-                    whole_steps += length
-                    net = length
-                    continue
             else:
                 is_of_step = start == step_end and code & INSIDE != 0
                 step_end = end if is_of_step else step_end
@@ -290,7 +294,7 @@ class Block:
         else:
             slices = list(zip(*columns, strict=True))
             summed = SliceSums(slices)
-            base, last_step, distances = _distances(slices, last_step)
+            base, last_step, distances = _distances(codes, numbers, last_step)
         period = 1 if steps is None else steps.period
         each = len(starts) // period
         packed = [_pack(column[part::period]) for column in (gaps, lengths, codes, distances) for part in range(period)]
@@ -387,23 +391,16 @@ def _unpack(least: int, planes: bytes, count: int) -> list[int]:
     return [word + least for word in words] if least else words.tolist()
 
 
-def _distances(slices: Sequence[Slice], last_step: int) -> tuple[int, int, list[int]]:
-    """Return the base, the last step that counts, and the distances of the steps that begin in *slices*."""
-    base: int | None = None
-    before = 0
-    distances = []
-    for _, _, code, number in slices:
-        distance = 1
-        if code & FIRST:
-            if base is None:
-                base = number - 1
-            else:
-                distance = number - before
-            before = number
-            if not code & WASTED:
-                last_step = number
-        distances.append(distance)
-    return base or 0, last_step, distances
+def _distances(codes: Sequence[int], numbers: Sequence[int], last_step: int) -> tuple[int, int, list[int]]:
+    """Return the base, the last step that counts, and the distances of the steps that begin in slices."""
+    begins = list(map(FIRST.__and__, codes))
+    given = list(compress(numbers, begins))
+    if not given:
+        return 0, last_step, [1] * len(codes)
+    backwards = zip(reversed(codes), reversed(numbers), strict=True)
+    last_step = next((number for code, number in backwards if code & (FIRST | WASTED) == FIRST), last_step)
+    distance = iter([1, *map(sub, given[1:], given)])
+    return given[0] - 1, last_step, [next(distance) if is_first else 1 for is_first in begins]
 
 
 def _alike(gaps: Sequence[int], codes: Sequence[int]) -> AlikeSteps | None:
