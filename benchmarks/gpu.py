@@ -5,7 +5,7 @@ Each way to time has a process of its own, since CUPTI stays loaded once it was;
 times nothing. A block of steps ends when the device has done them, and its time is the step's wall time.
 
 ``python -m benchmarks.gpu WAY`` is such a process; it prints nanoseconds of a step, block by block, as JSON. It needs a
-CUDA device; CUPTI, which is a part of CUDA, for the way *kernels*; for *NVRx*, ``nvidia-resiliency-ext`` and the CUPTI of
+CUDA device; CUPTI, a part of CUDA, for the way *kernels*; for *NVRx*, ``nvidia-resiliency-ext`` and the CUPTI of
 CUDA 12.
 """
 
