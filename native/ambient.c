@@ -42,39 +42,21 @@ ts_surroundings(void)
     return around;
 }
 
-/*
- * Prevent garbage collections between the calls of these two functions; the first returns the argument of the second.
- * Before Python 3.12 allocating may run finalizers. If one sets a variable while one is being set, CPython reads memory
- * that it has freed (its issue 148891).
- */
-static inline int
-stop_collecting(void)
-{
-    return PY_VERSION_HEX < 0x030C0000 && PyGC_Disable();
-}
-
-static inline void
-go_on_collecting(int was_collecting)
-{
-    if (was_collecting) {
-        PyGC_Enable();
-    }
-}
-
+/* If a finalizer sets a variable while one is being set, CPython reads memory that it has freed (its issue 148891). */
 static PyObject *
 set_variable(PyObject *around)
 {
-    int was_collecting = stop_collecting();
+    int was_collecting = ts_stop_collecting();
     PyObject *token = PyContextVar_Set(variable, around);
-    go_on_collecting(was_collecting);
+    ts_go_on_collecting(was_collecting);
     return token;
 }
 
 static int
 reset_variable(PyObject *token)
 {
-    int was_collecting = stop_collecting(), failed = PyContextVar_Reset(variable, token);
-    go_on_collecting(was_collecting);
+    int was_collecting = ts_stop_collecting(), failed = PyContextVar_Reset(variable, token);
+    ts_go_on_collecting(was_collecting);
     return failed;
 }
 

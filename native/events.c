@@ -8,7 +8,7 @@
  *
  * The plan of a class holds what is known of the class. Plans are in a table beside the classes, because those who copy
  * a class, as cloudpickle does, see all that is in it. A plan does not keep its class alive: a weak reference removes
- * the plan when the class is gone.
+ * the plan when the class is gone, and nothing that the plan owns, which the garbage collector cannot see, refers to it.
  */
 
 #include "core.h"
@@ -17,6 +17,7 @@
 
 enum { MOST_FIELDS = 64, ENVELOPE = 3 };
 enum { AT_NS, SPAN_ID, STEP, PARENT_SPAN_ID };
+static const char *const envelope_names[] = {"at_ns", "span_id", "step", "parent_span_id"};
 enum { REQUIRED, DEFAULT, FACTORY };
 enum { POST_INIT_OF_EVENT, POST_INIT_OF_SPAN, POST_INIT_OWN };
 
@@ -24,14 +25,13 @@ typedef struct {
     PyObject *name;    /* interned */
     Py_ssize_t offset; /* of the slot */
     int kind;
-    PyObject *value;   /* the default or its factory; of no meaning if required */
+    PyObject *value;   /* the default or its factory; NULL if required */
 } Field;
 
 typedef struct {
     PyObject *weak;
     unsigned int version; /* of the class at the last check; 0 if it had none */
-    const void *init;     /* borrowed, and only compared: owned, they would keep the class alive */
-    const void *post_init;
+    PyObject *init, *post_init; /* the code of these methods, owned: unlike a function, code does not refer to the class */
     int post_init_kind;
     Py_ssize_t count;
     Field fields[];
@@ -92,6 +92,8 @@ free_plan(Plan *plan)
         Py_XDECREF(plan->fields[place].name);
         Py_XDECREF(plan->fields[place].value);
     }
+    Py_XDECREF(plan->init);
+    Py_XDECREF(plan->post_init);
     Py_XDECREF(plan->weak);
     PyMem_Free(plan);
 }
@@ -167,6 +169,26 @@ done:
     return made;
 }
 
+/* Return the code of the method NAME of TYPE, NULL if it is no function: 0, or -1 with an exception. */
+static int
+read_code(PyTypeObject *type, PyObject *name, PyObject **code)
+{
+    PyObject *method = PyObject_GetAttr((PyObject *)type, name);
+    *code = method != NULL && PyFunction_Check(method) ? Py_NewRef(PyFunction_GET_CODE(method)) : NULL;
+    Py_XDECREF(method);
+    if (method == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Return whether attrs's initializer would do no more for instances of TYPE than fill new slots. */
+static int
+is_plain_class(PyTypeObject *type)
+{
+    return type->tp_new == PyBaseObject_Type.tp_new && type->tp_setattro == PyObject_GenericSetAttr;
+}
+
 /* Return whether the class still has the methods for which the plan was made: 1, 0, or -1 with an exception. */
 static int
 is_unchanged(PyTypeObject *type, Plan *plan)
@@ -180,19 +202,16 @@ is_unchanged(PyTypeObject *type, Plan *plan)
     if (version != 0 && version == plan->version) {
         return 1;
     }
-    PyObject *init = PyObject_GetAttr((PyObject *)type, init_name); /* also gives the class a version */
-    PyObject *post_init = init == NULL ? NULL : PyObject_GetAttr((PyObject *)type, post_init_name);
+    PyObject *init, *post_init = NULL;
+    if (read_code(type, init_name, &init) < 0 || read_code(type, post_init_name, &post_init) < 0) { /* gives it a version */
+        Py_XDECREF(init);
+        return -1;
+    }
+    int is_same = init == plan->init && post_init == plan->post_init && is_plain_class(type);
     Py_XDECREF(init);
     Py_XDECREF(post_init);
-    if (post_init == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
-            return -1;
-        }
-        PyErr_Clear();
-        return 0;
-    }
-    plan->version = init == plan->init && post_init == plan->post_init ? type->tp_version_tag : 0;
-    return init == plan->init && post_init == plan->post_init;
+    plan->version = is_same ? type->tp_version_tag : 0;
+    return is_same;
 }
 
 TS_INLINE int
@@ -304,8 +323,8 @@ ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **dur
     PyObject *read = ts_now_ns(&now, &is_real);
     *duration = NULL;
     if (read != NULL) {
-        if (begun == NULL && is_real) {
-            since = PyLong_AsLongLongAndOverflow(start, &overflow);
+        if (begun == NULL && is_real && !ts_read_number(&start, &since)) {
+            overflow = 1; /* another clock gave it */
         }
         is_plain = is_real && !overflow && !__builtin_sub_overflow(now, since, &passed);
         *duration = is_plain ? ts_number(passed) : PyNumber_Subtract(read, start);
@@ -460,11 +479,23 @@ failed:
 
 /* --- declaring --------------------------------------------------------------------------------------------------- */
 
+/* Return whether VALUE, a default or a factory, surely does not refer to a class. */
+static int
+is_ownable(PyObject *value)
+{
+    int is_ownable = !PyObject_IS_GC(value) || PyTuple_CheckExact(value);
+    for (Py_ssize_t place = 0; is_ownable && PyTuple_CheckExact(value) && place < PyTuple_GET_SIZE(value); place++) {
+        is_ownable = !PyObject_IS_GC(PyTuple_GET_ITEM(value, place));
+    }
+    return is_ownable;
+}
+
 PyDoc_STRVAR(compile_doc,
 "compile_class(cls, fields, post_init_kind, /)\n--\n\n"
 "Have calls of *cls* build its instances in C; return whether it can be.\n\n"
-"Each of *fields*, the envelope first, is a name, a kind (0: required, 1: default, 2: factory) and a value. The kind of\n"
-"__attrs_post_init__ is 0 for that of events, 1 for that of events of spans, 2 for any other.");
+"Each of *fields* is a name, a kind (0: required, 1: default, 2: factory) and a value. They cannot be compiled if they do\n"
+"not begin with the envelope, or if a value might refer to *cls*. The kind of __attrs_post_init__ is 0 for that of\n"
+"events, 1 for that of events of spans, 2 for any other.");
 
 static PyObject *
 compile_class(PyObject *Py_UNUSED(module), PyObject *args)
@@ -476,8 +507,9 @@ compile_class(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(fields);
-    if (!Py_IS_TYPE(cls, &PyType_Type) || cls->tp_new != PyBaseObject_Type.tp_new || cls->tp_itemsize != 0
-        || !PyType_HasFeature(cls, Py_TPFLAGS_HEAPTYPE) || cls->tp_vectorcall != NULL || count < ENVELOPE
+    Py_ssize_t envelope = post_init_kind == POST_INIT_OF_SPAN ? ENVELOPE + 1 : ENVELOPE;
+    if (!Py_IS_TYPE(cls, &PyType_Type) || !is_plain_class(cls) || cls->tp_itemsize != 0
+        || !PyType_HasFeature(cls, Py_TPFLAGS_HEAPTYPE) || cls->tp_vectorcall != NULL || count < envelope
         || count > MOST_FIELDS) {
         Py_RETURN_FALSE;
     }
@@ -496,22 +528,28 @@ compile_class(PyObject *Py_UNUSED(module), PyObject *args)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(fields, place), "UiO", &name, &field->kind, &value)) {
             goto failed;
         }
-        field->value = Py_NewRef(value);
+        field->value = field->kind == REQUIRED ? NULL : Py_NewRef(value);
         field->name = Py_NewRef(name);
         PyUnicode_InternInPlace(&field->name);
-        int is_slot = ts_find_slot(cls, name, &field->offset);
-        if (is_slot <= 0) {
+        int is_plain = ts_find_slot(cls, name, &field->offset);
+        if (is_plain < 0) {
+            goto failed;
+        }
+        is_plain &= (field->kind == REQUIRED || is_ownable(value))
+                    && (place >= envelope || PyUnicode_CompareWithASCIIString(name, envelope_names[place]) == 0);
+        if (!is_plain) {
             free_plan(plan);
-            return is_slot < 0 ? NULL : Py_NewRef(Py_False);
+            Py_RETURN_FALSE;
         }
     }
-    PyObject *init = PyObject_GetAttr((PyObject *)cls, init_name);
-    PyObject *post_init = init == NULL ? NULL : PyObject_GetAttr((PyObject *)cls, post_init_name);
-    plan->init = init;
-    plan->post_init = post_init;
-    Py_XDECREF(init);
-    Py_XDECREF(post_init);
-    if (post_init == NULL || keep_plan(cls, plan) < 0) {
+    if (read_code(cls, init_name, &plan->init) < 0 || read_code(cls, post_init_name, &plan->post_init) < 0) {
+        goto failed;
+    }
+    if (plan->init == NULL || plan->post_init == NULL) {
+        free_plan(plan);
+        Py_RETURN_FALSE;
+    }
+    if (keep_plan(cls, plan) < 0) {
         goto failed;
     }
     cls->tp_vectorcall = construct;

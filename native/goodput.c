@@ -131,7 +131,7 @@ extend(Tail *tail, int column, Py_ssize_t first)
     return done == NULL ? -1 : 0;
 }
 
-/* Give the track what was read, and pack a part of it if it is full: 0, or -1 with an exception. */
+/* Give the track what was read: 0, or -1 with an exception. */
 static int
 store_track(Tail *tail)
 {
@@ -162,12 +162,16 @@ store_track(Tail *tail)
         || ts_store(ts_slot(track, of_track[LAST_STEP]), PyLong_FromLongLong(tail->last_step)) < 0) {
         return -1;
     }
-    if (tail->length + tail->count >= tail->limit) {
-        PyObject *done = PyObject_CallMethodNoArgs(track, seal);
-        Py_XDECREF(done);
-        return done == NULL ? -1 : 0;
-    }
     return 0;
+}
+
+/* Pack a part of TRACK, in Python: 0, or -1 with an exception. */
+static int
+pack(PyObject *track)
+{
+    PyObject *done = PyObject_CallMethodNoArgs(track, seal);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* Add a slice. There is room for it. */
@@ -379,7 +383,14 @@ load(Reading *reading, PyObject *process, PyObject *source, long long before)
     return is_plain <= 0 ? is_plain : load_track(&reading->beside, *ts_slot(process, of_process[BESIDE]));
 }
 
-/* Give the process what was read: 0, or -1 with an exception. */
+/* Return a new reference to the track of TAIL if it was changed and is full, else NULL. */
+static PyObject *
+full_track(const Tail *tail)
+{
+    return tail->is_changed && tail->length + tail->count >= tail->limit ? Py_NewRef(tail->track) : NULL;
+}
+
+/* Give the process what was read, and then pack tracks that are full: 0, or -1 with an exception. */
 static int
 store_all(Reading *reading)
 {
@@ -393,10 +404,15 @@ store_all(Reading *reading)
         Py_XDECREF(id);
         return -1;
     }
+    /* From here on foreign code may run: what was replaced may be of any class, and packing is Python. */
+    PyObject *track = full_track(&reading->track), *beside = full_track(&reading->beside);
     if (id != NULL) {
-        Py_XSETREF(*ts_slot(process, of_process[LAST_ITERATION_ID]), id); /* last: what it replaces may be of any class */
+        Py_XSETREF(*ts_slot(process, of_process[LAST_ITERATION_ID]), id);
     }
-    return 0;
+    int failed = (track != NULL && pack(track) < 0) || (beside != NULL && pack(beside) < 0);
+    Py_XDECREF(track);
+    Py_XDECREF(beside);
+    return failed ? -1 : 0;
 }
 
 static PyObject *

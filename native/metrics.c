@@ -513,8 +513,7 @@ static int
 store_all(Reading *reading)
 {
     PyObject *work = reading->objects[OF_WORK], *timer = reading->objects[OF_TIMER];
-    int has_iterations = reading->new_waiting > 0;
-    /* First all that may run the garbage collector. */
+    int has_iterations = reading->new_waiting > 0, was_collecting = ts_stop_collecting();
     PyObject *within = reading->is_open_changed ? from_open(reading) : Py_NewRef(reading->within);
     PyObject *parts_ns = has_iterations ? from_parts(reading->parts_ns) : Py_NewRef(Py_None);
     PyObject *parts_known = has_iterations ? from_parts(reading->parts_known) : Py_NewRef(Py_None);
@@ -530,6 +529,7 @@ store_all(Reading *reading)
     if (status == 0) {
         status = ts_store(ts_slot(reading->objects[OF_PARTS], of_parts[0]), Py_NewRef(within));
     }
+    ts_go_on_collecting(was_collecting);
     Py_XDECREF(within);
     Py_XDECREF(parts_ns);
     Py_XDECREF(parts_known);
@@ -555,7 +555,7 @@ read_until_derived(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t
     }
     PyObject *metrics = args[0], *events = args[1], *derived = NULL;
     Py_ssize_t place = PyNumber_AsSsize_t(args[2], NULL);
-    if (place < 0) {
+    if (place < 0 || place > PyList_GET_SIZE(events)) {
         PyErr_Clear();
         return TS_TO_PYTHON;
     }

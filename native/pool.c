@@ -50,8 +50,14 @@ pooled_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self), *base = type;
     Pool *pool = pool_of(type);
     int is_own = pool != NULL;
-    if (is_own && type->tp_finalize != NULL && PyObject_CallFinalizerFromDealloc(self) < 0) {
-        return; /* it lives again */
+    if (is_own && type->tp_finalize != NULL) {
+        if (PyObject_CallFinalizerFromDealloc(self) < 0) {
+            return; /* it lives again */
+        }
+        if (Py_TYPE(self) != type) {
+            Py_TYPE(self)->tp_dealloc(self); /* it was given another class, and is not finalized twice */
+            return;
+        }
     }
     PyObject_GC_UnTrack(self);
     Py_TRASHCAN_BEGIN(self, pooled_dealloc)

@@ -444,11 +444,11 @@ is_openable(PyObject *span)
 }
 
 /*
- * Open SPAN, which is openable, within AROUND and at STEP. Return SPAN, NULL with an exception, or TS_TO_PYTHON if code
- * that ran during an allocation has opened it.
+ * Open SPAN, which is openable, within AROUND and at STEP, which OWN_STEP shall hold unless it is NULL. Return SPAN, NULL
+ * with an exception, or TS_TO_PYTHON if code that ran during an allocation has opened it.
  */
 TS_INLINE PyObject *
-enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
+enter(PyObject *span, PyObject *around, PyObject *step, PyObject **own_step, int is_part)
 {
     Open open = {.span = span};
     unsigned long ident = PyThread_get_thread_ident();
@@ -471,6 +471,11 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     /* All slots in one go: a finalizer of an old value finds an open span. */
     PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
                              SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, START_NS)};
+    PyObject *old_step = NULL;
+    if (own_step != NULL) {
+        old_step = *own_step;
+        *own_step = Py_NewRef(step);
+    }
     SPAN(span, AROUND) = Py_NewRef(around);
     SPAN(span, ID) = Py_NewRef(open.number);
     SPAN(span, PARENT_ID) = Py_NewRef(parent);
@@ -494,6 +499,7 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     Py_XDECREF(old[3]);
     Py_XDECREF(old[4]);
     Py_XDECREF(old[5]);
+    Py_XDECREF(old_step);
     return failed ? NULL : Py_NewRef(span);
 }
 
@@ -547,7 +553,7 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
     if (around == NULL) {
         return TS_TO_PYTHON;
     }
-    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1), which == PART);
+    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1), NULL, which == PART);
     Py_DECREF(around);
     return result;
 }
@@ -586,10 +592,7 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
         return TS_TO_PYTHON;
     }
     step = step == Py_None ? take_step() : Py_NewRef(step);
-    PyObject *result = step == NULL ? NULL : enter(span, around, step, 0);
-    if (result != NULL && result != TS_TO_PYTHON) {
-        Py_XSETREF(ITERATION(span, STEP), Py_NewRef(step));
-    }
+    PyObject *result = step == NULL ? NULL : enter(span, around, step, &ITERATION(span, STEP), 0);
     Py_XDECREF(step);
     Py_DECREF(around);
     return result;
@@ -769,7 +772,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    int scalars = 0, others = 0;
+    int scalars = 0, others = 0, is_usual = 0;
     Py_INCREF(span);
     PyObject *event = leave(span, OF_ITERATION, &others);
     if (event != NULL && event != TS_TO_PYTHON) {
@@ -780,12 +783,13 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
             *ts_slot(event, of_iteration_event[field]) = Py_XNewRef(value);
             scalars += is_scalar(value);
         }
-        if (scalars < ITERATION_EVENT_SLOTS || !others || !is_scalar(ITERATION(span, STEP))) {
+        is_usual = scalars == ITERATION_EVENT_SLOTS && is_scalar(ITERATION(span, STEP));
+        if (!is_usual || !others) {
             PyObject_GC_Track(event);
         }
         event = log_event(event, OF_ITERATION);
     }
-    retire(&idle_iterations, span, scalars == ITERATION_EVENT_SLOTS ? HOLDERS + 1 : 0); /* the "as" variable, too */
+    retire(&idle_iterations, span, is_usual ? HOLDERS + 1 : 0); /* the "as" variable, too */
     return event;
 }
 

@@ -15,6 +15,7 @@ from trackside.events import (
     DuplicateEventError,
     Event,
     Source,
+    SpanEnded,
     UnknownEvent,
     ambient,
     clock,
@@ -123,6 +124,19 @@ class TestEnvelope:
 
         finishing = Finishing()
         assert (finishing.at_ns, finishing.late, finishing.step) == (noon, True, -1)
+
+    def test_own_ending_of_a_span(self, surroundings):
+        """Such a class of events of spans finds the span around it, too."""
+
+        @event("test.event.finishing.span")
+        class Finishing(SpanEnded):
+            seen: int = 0
+
+            def __attrs_post_init__(self):
+                self.seen = self.parent_span_id
+
+        finishing = Finishing(name="ended", duration_ns=1, attributes={})
+        assert (finishing.span_id, finishing.parent_span_id, finishing.step, finishing.seen) == (0, 7, 42, 7)
 
     def test_own_ending_inherited(self, noon):
         """So do the classes derived from it, and calling the inherited one does no harm."""

@@ -40,7 +40,15 @@ from trackside.events import (
     clock,
 )
 from trackside.events._ambient import next_id
-from trackside.instruments import _iteration, _span, model_forward, span, training_iteration, validation_iteration
+from trackside.instruments import (
+    _iteration,
+    _span,
+    model_forward,
+    span,
+    training_iteration,
+    training_loop,
+    validation_iteration,
+)
 
 pytestmark = needs_core
 
@@ -353,6 +361,25 @@ class TestContext:
         assert ambient.get() == around
         assert _span.opened() == open_before
         assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
+
+    def test_closed_by_a_finalizer(self):
+        """An iteration that is opened again is whole when an old value of it is dropped, which may close it."""
+
+        class Closing:
+            def __del__(self):
+                if iteration.is_open:
+                    iteration.__exit__(None, None, None)
+
+        published, begun = [], []
+        with default_bus.subscribe(published.append, to=IterationEnded), training_loop():
+            iteration = training_iteration()
+            for _ in range(3):
+                with iteration:
+                    begun.append(iteration.step)
+                iteration.attributes = {"closing": Closing()}
+            iteration.attributes = {}
+        assert begun == [0, 1, 2]
+        assert [event.step for event in published] == [0, 1, 2]
 
     def test_step_without_python(self):
         """An iteration that takes its step from the training loop around runs no Python code."""
@@ -690,6 +717,25 @@ class TestMemory:
         for name in ("a", "b", "c"):
             span(name)
         assert ended == ["a", "b", "c"]
+
+    def test_finalizer_that_changes_the_class(self, monkeypatch):
+        """A finalizer may give a span another class: each class keeps its number of references."""
+
+        class Other(_span.Span):
+            __slots__ = ()
+
+        def change(each):
+            each.__class__ = Other
+
+        def change_many(count):
+            for _ in range(count):
+                span("short")
+            return sys.getrefcount(_span.Span), sys.getrefcount(Other)
+
+        monkeypatch.setattr(_span.Span, "__del__", change, raising=False)
+        before = change_many(1_100)  # none of them in the memory of a span that was freed before
+        after = change_many(100)
+        assert [abs(now - then) < 10 for now, then in zip(after, before, strict=True)] == [True, True]
 
     def test_chain(self):
         """Deleting a chain of 500,000 iterations, each referenced by the next, does not exhaust the stack."""

@@ -325,7 +325,8 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
         declared.priority = Priority(priority)
         declared.derived = derived
         if "__attrs_post_init__" in vars(declared):
-            declared.__attrs_post_init__ = _stamping(declared.__attrs_post_init__)
+            envelope: Any = EventOfSpan if issubclass(declared, EventOfSpan) else Event
+            declared.__attrs_post_init__ = _stamping(envelope.__attrs_post_init__, declared.__attrs_post_init__)
         register(declared)
         if native is not None:
             _compile(declared)
@@ -355,12 +356,12 @@ def _compile(cls: Any) -> None:
     native.compile_class(cls, tuple(fields), posts.index(post) if post in posts else len(posts))
 
 
-def _stamping(own: Callable[[Any], None]) -> Callable[[Any], None]:
+def _stamping(fill: Callable[[Any], None], own: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a function that fills the envelope, then calls a class's *own* ``__attrs_post_init__``."""
 
     @functools.wraps(own)
     def fill_and_finish(self: Event) -> None:
-        Event.__attrs_post_init__(self)
+        fill(self)
         own(self)
 
     return fill_and_finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 
@@ -20,6 +21,8 @@ from trackside.events import (
 )
 from trackside.events import event as declare
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor, _goodput_monitor
+from trackside.handlers.models.goodput._reading import ProcessState
+from trackside.handlers.models.goodput._track import Track
 from trackside.wire import FrameView
 
 pytestmark = pytest.mark.once
@@ -325,6 +328,32 @@ class TestUsual:
                 model.consume(FrameView(frame[0].source, frame))
 
         assert growth_here(run) < 100
+
+    def test_tracks_replaced_while_one_is_packed(self, stream, monkeypatch):
+        """Code that runs while slices are packed, as a signal handler may, can replace another track of the process."""
+        job = plain(stream, 2)
+        for number in range(2, 1_500):
+            at = 100 + 100 * number
+            job.span("data_loading", at + 1, at + 11, thread="worker").step(number, at, at + 95)
+        events = job.events
+        model = GoodputAccumulator()
+        model.consume(FrameView(events[0].source, events[:20]))
+        (process,) = (
+            each for each in gc.get_objects() if type(each) is ProcessState and each.source is events[0].source
+        )
+        pack, packed = Track._seal, []
+
+        def replace_beside(track):
+            packed.append(track)
+            process.beside = Track()
+            gc.collect()
+            pack(track)
+
+        monkeypatch.setattr(Track, "_seal", replace_beside)
+        model.consume(FrameView(events[0].source, events[20:]))
+        assert packed
+        assert set(map(id, packed)) == {id(process.track)}
+        assert model.result().spent_ns["PRODUCTIVE"] == 2 * 85 + 1_498 * 95
 
     def test_plain_job(self, stream, monkeypatch):
         """In a plain job all events take the fast path but the start, one-time events and the first iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 
@@ -226,6 +227,41 @@ def test_leaves_no_memory_behind():
             model.consume(FrameView(SOURCE, events[first : first + 70]))
 
     assert growth_here(run) < 100
+
+
+def test_finalizer_that_reads_the_metrics():
+    """A garbage collection, at whichever allocation, may run a finalizer that sums up what is being changed."""
+    second = 10**9
+
+    class Summing:
+        def __init__(self, metrics):
+            self.itself, self.metrics = self, metrics
+
+        def __del__(self):
+            self.metrics.window.settle()
+
+    def of_step(number, at_ns, forward_ns):
+        of = {"span_id": 60, "parent_span_id": 50 + number, "attributes": {}, "error": None}
+        yield ProfileSpanEnded(at_ns=at_ns - 1, name="model_forward", duration_ns=forward_ns, **of)
+        yield IterationEnded(at_ns=at_ns, step=number, span_id=50 + number, parent_span_id=1, duration_ns=second)
+
+    kept, found = gc.get_threshold(), []
+    events = [event for number in range(1, 5) for event in of_step(number, (number + 1) * second, 10 * number)]
+    # Parts whose step has not ended: there are as many dicts and lists to be made.
+    events += [next(of_step(100 + number, 9 * second + number, 1)) for number in range(20)]
+    for allocations in range(1, 60):
+        metrics = training_metrics.ProcessMetrics()
+        training_metrics.read_until_derived(metrics, list(of_step(0, second, 5)), 0)
+        gc.collect()
+        gc.disable()
+        Summing(metrics)
+        gc.set_threshold(allocations + gc.get_count()[0])
+        gc.enable()
+        training_metrics.read_until_derived(metrics, events, 0)
+        gc.set_threshold(*kept)
+        metrics.window.settle()
+        found.append(metrics.window.parts_ns[0])
+    assert found == [5 + 10 + 20 + 30 + 40] * 59
 
 
 def test_plain_job(monkeypatch):
