@@ -1,5 +1,6 @@
 /*
- * Reading the usual events of a process for goodput, as read_usual of trackside.handlers.models.goodput._reading does.
+ * Reading the usual events of a process for goodput, as read_usual of trackside.handlers.models.goodput._reading does,
+ * and packing columns of numbers, as _pack of trackside.handlers.models.goodput._packed does.
  *
  * The slices that these events add to a track are kept in a buffer here and added to its arrays together, when reading
  * stops or the buffer is full. The last slice of the arrays is in the buffer too, because a step that ends may cut it.
@@ -487,8 +488,56 @@ compile_goodput(PyObject *Py_UNUSED(module), PyObject *args)
     return ts_method(python, read_usual, python);
 }
 
+/* --- packing ----------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+pack_numbers(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || keywords != NULL || !PyList_CheckExact(args[0]) || PyList_GET_SIZE(args[0]) == 0) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *const *numbers = PySequence_Fast_ITEMS(args[0]);
+    Py_ssize_t length = PyList_GET_SIZE(args[0]);
+    long long number = 0, least = LLONG_MAX, most = LLONG_MIN;
+    for (Py_ssize_t place = 0; place < length; place++) {
+        if (!ts_read_number(&numbers[place], &number)) {
+            return TS_TO_PYTHON;
+        }
+        least = number < least ? number : least;
+        most = number > most ? number : most;
+    }
+    unsigned long long range = (unsigned long long)most - (unsigned long long)least;
+    int width = 0;
+    for (; range > 0; range >>= 8) {
+        width++;
+    }
+    PyObject *planes = PyBytes_FromStringAndSize(NULL, width * length);
+    if (planes == NULL) {
+        return NULL;
+    }
+    unsigned char *bytes = (unsigned char *)PyBytes_AS_STRING(planes);
+    for (Py_ssize_t place = 0; width > 0 && place < length; place++) {
+        ts_read_number(&numbers[place], &number);
+        unsigned long long beyond = (unsigned long long)number - (unsigned long long)least;
+        for (int plane = 0; plane < width; plane++, beyond >>= 8) {
+            bytes[plane * length + place] = (unsigned char)beyond;
+        }
+    }
+    return Py_BuildValue("LN", least, planes);
+}
+
+PyDoc_STRVAR(compile_packing_doc,
+"compile_packing(python, /)\n--\n\nReturn the function *python*, which packs a column of numbers, compiled.");
+
+static PyObject *
+compile_packing(PyObject *Py_UNUSED(module), PyObject *python)
+{
+    return ts_method(python, pack_numbers, python);
+}
+
 static PyMethodDef functions[] = {
     {"compile_goodput", compile_goodput, METH_VARARGS, compile_goodput_doc},
+    {"compile_packing", compile_packing, METH_O, compile_packing_doc},
     {NULL, NULL, 0, NULL},
 };
 

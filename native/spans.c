@@ -841,21 +841,28 @@ revive_span(PyObject *name, PyObject *ended)
     return NULL;
 }
 
-/* ABOUT has the name of the spans and the class of their ends. */
+/* ABOUT has the name of the spans, or None if the caller names them, and the class of their ends. */
 static PyObject *
-make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+make_named(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count != 0) {
+    PyObject *name = PyTuple_GET_ITEM(about, 0), *ended = PyTuple_GET_ITEM(about, 1);
+    int is_named = name != Py_None;
+    if (count != !is_named) {
         return TS_TO_PYTHON;
     }
-    PyObject *name = PyTuple_GET_ITEM(about, 0), *ended = PyTuple_GET_ITEM(about, 1);
+    for (Py_ssize_t each = 0; !is_named && keywords != NULL && each < PyTuple_GET_SIZE(keywords); each++) {
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, each), "priority") == 0) {
+            return TS_TO_PYTHON; /* the class of the end depends on it */
+        }
+    }
+    name = is_named ? name : args[0];
     PyObject *idle = keywords == NULL ? revive_span(name, ended) : NULL;
     if (idle != NULL) {
         return idle;
     }
     PyObject *attributes = PyDict_New();
     for (Py_ssize_t each = 0; attributes != NULL && keywords != NULL && each < PyTuple_GET_SIZE(keywords); each++) {
-        if (PyDict_SetItem(attributes, PyTuple_GET_ITEM(keywords, each), args[each]) < 0) {
+        if (PyDict_SetItem(attributes, PyTuple_GET_ITEM(keywords, each), args[count + each]) < 0) {
             Py_CLEAR(attributes);
         }
     }
@@ -1100,19 +1107,20 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
     return methods;
 }
 
-PyDoc_STRVAR(compile_part_doc,
-"compile_part(function, name, ended, /)\n--\n\n"
-"Return *function*, compiled: it returns a span of that name, with its keywords for attributes.");
+PyDoc_STRVAR(compile_named_doc,
+"compile_named(function, name, ended, /)\n--\n\n"
+"Return *function*, compiled: it returns a span of that name, with its keywords for attributes. If *name* is None, the\n"
+"function's argument names the span, and Python handles the keyword priority.");
 
 static PyObject *
-compile_part(PyObject *Py_UNUSED(module), PyObject *args)
+compile_named(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *name, *ended;
-    if (!PyArg_ParseTuple(args, "OUO!", &function, &name, &PyType_Type, &ended)) {
+    if (!PyArg_ParseTuple(args, "OOO!", &function, &name, &PyType_Type, &ended)) {
         return NULL;
     }
     PyObject *about = PyTuple_Pack(2, name, ended);
-    PyObject *compiled = about == NULL ? NULL : ts_method(about, make_part, function);
+    PyObject *compiled = about == NULL ? NULL : ts_method(about, make_named, function);
     Py_XDECREF(about);
     return compiled;
 }
@@ -1195,7 +1203,7 @@ static PyMethodDef functions[] = {
     {"store_open", store_open, METH_NOARGS, store_open_doc},
     {"forget_routes", forget_routes, METH_NOARGS, forget_doc},
     {"set_process", set_process, METH_VARARGS, set_process_doc},
-    {"compile_part", compile_part, METH_VARARGS, compile_part_doc},
+    {"compile_named", compile_named, METH_VARARGS, compile_named_doc},
     {"compile_unheard", compile_unheard, METH_O, compile_unheard_doc},
     {"compile_iteration", compile_iteration, METH_VARARGS, compile_iteration_doc},
     {"compile_spans", compile_spans, METH_VARARGS, compile_spans_doc},

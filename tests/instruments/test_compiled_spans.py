@@ -26,6 +26,7 @@ from implementations import needs_core, pure
 from trackside import instruments
 from trackside.bus import default_bus
 from trackside.events import (
+    ITERATION,
     LIFECYCLE,
     NOWHERE,
     PROFILE,
@@ -425,7 +426,21 @@ class TestFunctions:
     @pytest.mark.parametrize(
         ("name", "calls"),
         [
-            ("model_forward", [((), {}), ((), {"files": 3}), ((1,), {})]),
+            ("model_forward", [((), {}), ((), {"files": 3, "priority": 1}), ((1,), {})]),
+            (
+                "span",
+                [
+                    (("a",), {}),
+                    (("b",), {"files": 3, "name": "c"}),
+                    ((), {}),
+                    ((), {"name": "a"}),
+                    (("a", "b"), {}),
+                    (("part",), {"priority": PROFILE, "files": 3}),
+                    (("long",), {"files": 3, "priority": LIFECYCLE}),
+                    (("usual",), {"priority": ITERATION}),
+                    ((7,), {}),
+                ],
+            ),
             (
                 "training_iteration",
                 [

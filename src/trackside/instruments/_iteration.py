@@ -407,7 +407,7 @@ def optimizer_update(**attributes: Any) -> Span:
 
 if native is not None:
     data_loading, model_forward, zero_grad, model_backward, optimizer_update = (
-        native.compile_part(_function, _name, ProfileSpanEnded)
+        native.compile_named(_function, _name, ProfileSpanEnded)
         for _function, _name in (
             (data_loading, span_names.DATA_LOADING),
             (model_forward, span_names.MODEL_FORWARD),

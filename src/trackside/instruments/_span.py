@@ -470,7 +470,7 @@ def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> 
         attributes: What is known of it at its start. ``badput_type`` marks its time as lost, of that type.
     """
     if native is not None:
-        return make_span(name, IterationSpanEnded if priority is ITERATION else _ended_at(name, priority), attributes)
+        return make_span(name, _ended_at(name, priority), attributes)
     # Filled without the constructor, like events: calling the class would cost a twentieth of a span more.
     made = _new_span(Span)
     made.name = name
@@ -480,6 +480,10 @@ def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> 
     made._ended = IterationSpanEnded if priority is ITERATION else _ended_at(name, priority)  # noqa: SLF001
     made._inside = None  # noqa: SLF001
     return made
+
+
+if native is not None:
+    span = native.compile_named(span, None, IterationSpanEnded)
 
 
 def _ended_at(name: str, priority: Priority) -> type[SpanEnded]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
+from blocks import least_growth
+from implementations import needs_core, pure
 from trackside.handlers.models.goodput._buckets import (
     FAILED,
     FIRST,
@@ -22,6 +26,7 @@ from trackside.handlers.models.goodput._track import BLOCK, Track, joined, mark_
 pytestmark = pytest.mark.once
 
 LOADING = 7 << KIND_SHIFT
+PURE = pure("trackside.handlers.models.goodput._packed")
 SAVING = SAVE << KIND_SHIFT
 STEP = STEP_CODE | FIRST
 
@@ -47,6 +52,31 @@ class TestPack:
     def test_width(self, numbers, width):
         """A number takes the bytes that the greatest difference needs."""
         assert len(_pack(numbers)[1]) == width * len(numbers)
+
+    @needs_core
+    @given(
+        st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300) | st.booleans() | st.just(2**64), max_size=20)
+    )
+    def test_compiled(self, numbers):
+        """In C, numbers are packed to the same bytes as in Python, or refused with the same error."""
+
+        def outcome(pack):
+            try:
+                return pack(list(numbers))
+            except (ValueError, OverflowError) as error:
+                return type(error), str(error)
+
+        assert outcome(_pack) == outcome(PURE._pack)
+
+    @needs_core
+    def test_leaks_nothing(self):
+        """Packing in C, or refusing to, keeps no reference."""
+
+        def run():
+            for most in (5, 1 << 50, 1 << 62):
+                _pack([0, most] * 100)
+
+        assert least_growth(run) < 10
 
 
 class TestBlock:

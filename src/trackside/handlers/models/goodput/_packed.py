@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
+from trackside._implementation import native
 from trackside.handlers.models.goodput._buckets import (
     FAILED,
     FIRST,
@@ -292,8 +293,7 @@ class Block:
             summed.add_alike(lengths, codes, steps)
             base, last_step, distances = _distances_alike(numbers, steps)
         else:
-            slices = list(zip(*columns, strict=True))
-            summed = SliceSums(slices)
+            summed = SliceSums(zip(*columns, strict=True))
             base, last_step, distances = _distances(codes, numbers, last_step)
         period = 1 if steps is None else steps.period
         each = len(starts) // period
@@ -377,6 +377,10 @@ def _pack(numbers: Sequence[int]) -> tuple[int, bytes]:
         words.byteswap()
     data = words.tobytes()
     return least, b"".join(data[place::_WORD] for place in range(width))
+
+
+if native is not None:
+    _pack = native.compile_packing(_pack)
 
 
 def _unpack(least: int, planes: bytes, count: int) -> list[int]:

@@ -480,10 +480,14 @@ class Track:
         place = self._packed.place_of(end)
         sums, samples = self._packed.before(place)
         if place < len(self._packed):
-            rest: Iterable[Slice] = self._packed.slices(place)
+            slices = self._packed.slices(place)
+            del slices[bisect_left(slices, end, key=itemgetter(0)) :]
         else:
-            rest = self._slices(0, bisect_left(self._starts, end))
-        summed = SliceSums([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
+            slices = [*self._slices(0, bisect_left(self._starts, end))]
+        if slices and slices[-1][1] > end:
+            start, _, code, number = slices[-1]
+            slices[-1] = (start, end, code, number)
+        summed = SliceSums(slices)
         add(sums, summed.sums)
         return sums, samples + len(summed.nets)
 
