@@ -31,9 +31,9 @@ class TestBySource:
 
     def test_counts(self, record, tmp_path):
         """Missing events are counted as in a merged replay."""
-        (path,) = record(tmp_path, Source(id="a"), [(10, "a")], [(20, "b")], [(30, "c")])
+        (path,) = record(tmp_path, Source(id="a"), [(10, "a")], [(20, "to be damaged")], [(30, "c")])
         data = bytearray(path.read_bytes())
-        data[data.index(b"\xa1b")] ^= 0xFF
+        data[data.index(b"to be damaged")] ^= 0xFF
         path.write_bytes(data)
         merged, apart = replay(tmp_path), replay(tmp_path)
         assert len(list(merged)) == sum(len(view) for _, frames in apart.by_source() for view in frames)
