@@ -9,7 +9,7 @@ class Key(str):
     __slots__ = ()
     __hash__ = str.__hash__
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other)
 
 
@@ -19,5 +19,5 @@ class Raising(Key):
     __slots__ = ()
     __hash__ = str.__hash__
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         raise ValueError("as a foreign key may")
