@@ -117,7 +117,7 @@ def _heard(metrics: TrainingMetrics) -> list[Row]:
     own, others = budget(compiled=0.01, pure=0.08), budget(compiled=0.05, pure=0.40)
     return [
         compared("one training iteration with its metrics", early, "trackside", "One Logger", own),
-        compared("the same, CPU of all threads, 200 at once", of_all_threads, "all done", "One Logger", others),
+        compared(f"the same, CPU of all threads, {_DRAIN} at once", of_all_threads, "all done", "One Logger", others),
         compared("the 1,000,000th, against One Logger's 2,000th", late, "trackside", "One Logger", own),
         _read(),
     ]

@@ -159,7 +159,8 @@ store_track(Tail *tail)
             return -1;
         }
     }
-    if (ts_store(ts_slot(track, of_track[TOP]), PyLong_FromLongLong(tail->top)) < 0 || ts_store(ts_slot(track, of_track[STEP_END]), PyLong_FromLongLong(tail->step_end)) < 0
+    if (ts_store(ts_slot(track, of_track[TOP]), PyLong_FromLongLong(tail->top)) < 0
+        || ts_store(ts_slot(track, of_track[STEP_END]), PyLong_FromLongLong(tail->step_end)) < 0
         || ts_store(ts_slot(track, of_track[LAST_STEP]), PyLong_FromLongLong(tail->last_step)) < 0) {
         return -1;
     }
