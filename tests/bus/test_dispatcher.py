@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 
 import pytest
 
 from ticking import Unencodable
+from trackside._free_threading import FREE_THREADED
 from trackside.bus import _dispatcher
 from trackside.events import ITERATION, PROFILE, Event, RunsOn, SourceStarted, event, process_source
 from trackside.rules import every
@@ -502,3 +505,27 @@ class TestCalled:
         assert not is_here.wait(0.05)
         bus.inject([Ticked()])
         assert is_here.wait(30)
+
+
+class TestTurns:
+    @pytest.mark.skipif(FREE_THREADED, reason="all threads run at once")
+    def test_long_work(self, bus):
+        """While the dispatcher works for long, another thread has its turns, even if the interpreter enforces none."""
+        seen, done = [], threading.Event()
+
+        def read(event):
+            seen.append(event.number)
+            busy_until_s = time.perf_counter() + 50e-6
+            while time.perf_counter() < busy_until_s:
+                pass
+            if event.number == 1_999:
+                done.set()
+
+        bus.subscribe(read, to=Ticked, runs_on=RunsOn.DISPATCHER)
+        sys.setswitchinterval(60)
+        for number in range(2_000):
+            bus.log(Ticked(number=number))
+        counts = set()
+        while not done.wait(1e-4):
+            counts.add(len(seen))
+        assert len(counts - {0, 2_000}) > 20

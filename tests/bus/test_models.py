@@ -155,7 +155,7 @@ class TestViews:
 
     @pytest.mark.parametrize("keep", [None, every(1)])
     def test_bound(self, bus, keep):
-        """Of 10,000 events in one drain no more than 4,096 wait for a model at once."""
+        """Of 10,000 events in one drain no more than 256 wait for a model at once."""
         waited = []
 
         class Slow(Doubling):
@@ -168,7 +168,7 @@ class TestViews:
         with bus.subscribe(model, keep=keep):
             log_in_one_drain(bus, 10_000)
         assert model.numbers() == list(range(10_000))
-        assert max(waited) == 4_096
+        assert max(waited) == 256
 
     def test_injected(self, bus):
         """Events of several sources are a view for each stretch of the same source."""

@@ -11,9 +11,10 @@ import pytest
 
 import trackside
 from trackside.bus import Bus
-from trackside.events import IterationEnded, ProfileSpanEnded, SpanEnded, StallDetected
+from trackside.events import IterationEnded, ProfileSpanEnded, Source, SpanEnded, StallDetected
 from trackside.handlers import Capture
 from trackside.job._stall import StallWatch, stacks
+from trackside.wire import FrameView
 
 S = 10**9
 
@@ -29,10 +30,16 @@ class Job:
         self.watch = StallWatch(bus, read_s=lambda: self.now_s, **options)
 
     def steps(self, count, each_s, kind="training"):
-        """End so many iterations, one every *each_s* seconds."""
+        """End so many iterations, one every *each_s* seconds, and let the watch read them at once."""
+        events = []
         for step in range(count):
             self.now_s += each_s
-            self.watch(IterationEnded(at_ns=int(self.now_s * S), step=step, duration_ns=S, kind=kind))
+            events.append(IterationEnded(at_ns=int(self.now_s * S), step=step, duration_ns=S, kind=kind))
+        return self.reads(events)
+
+    def reads(self, events):
+        """Let the watch read *events* at once."""
+        self.watch.consume(FrameView(Source.unknown("job"), events))
         return self
 
     def waits(self, seconds):
@@ -73,6 +80,12 @@ class TestStallWatch:
         """Without steps there is no usual length, and no stall."""
         assert Job().steps(2, 0.5).waits(1_000) == []
 
+    def test_many_at_once(self):
+        """The usual length is that of the latest steps, however many are read at once."""
+        job = Job().steps(10, 30).steps(300, 0.5)
+        (stall,) = job.waits(61)
+        assert (stall.stalled_s, stall.usual_s, stall.step) == (60, 0.5, 299)
+
     def test_evaluation(self):
         """Steps of an evaluation are progress, and do not change the usual length of training steps."""
         job = Job().steps(10, 0.5)
@@ -83,8 +96,7 @@ class TestStallWatch:
 
     def test_after_training(self):
         """After the training loop no step is expected."""
-        job = Job().steps(10, 0.5)
-        job.watch(SpanEnded(name="training_loop", duration_ns=S))
+        job = Job().steps(10, 0.5).reads([SpanEnded(name="training_loop", duration_ns=S)])
         assert job.waits(1_000) == []
 
 

@@ -24,9 +24,9 @@ class TestFields:
         assert {field.name for field in attrs.fields(TrainingConfig)} == {*ONE_LOGGERS, "peak_flops_per_s"}
 
     def test_defaults(self):
-        """Optional fields have One Logger's defaults."""
+        """Optional fields have One Logger's defaults; `TrainingMetrics` knows its 50 iterations."""
         config = TrainingConfig(perf_tag="a")
-        assert (config.log_every_n_train_iterations, config.save_checkpoint_strategy) == (50, "sync")
+        assert (config.log_every_n_train_iterations, config.save_checkpoint_strategy) == (None, "sync")
         assert (config.is_train_iterations_enabled, config.is_log_throughput_enabled) == (True, False)
         assert (config.global_batch_size, config.custom_metadata) == (None, None)
 

@@ -14,6 +14,7 @@ from trackside._implementation import native
 from trackside.bus._admission import NEVER, is_settled
 from trackside.bus._sink_worker import SinkWorker
 from trackside.bus._stats import HandlerStats
+from trackside.bus._turns import Turns
 from trackside.core import CircuitBreaker, ThreadSafeCount, is_from_signal_handler
 from trackside.events import Event, HandlerSuspended, RunsOn, Source
 from trackside.wire import FrameView, views
@@ -36,7 +37,7 @@ Calls of one handler in progress that make `Bus.log` look at the stack.
 Less than `DEEPEST`, because handlers may log in turns, and each is then less deep than all of them together.
 """
 
-VIEW_EVENTS: Final = 4096
+VIEW_EVENTS: Final = 256
 """The most events that wait before a model reads them."""
 
 uncounted: Final[Callable[[], int]] = int
@@ -505,6 +506,8 @@ class ModelSubscriber(QueuedSubscriber):
         """Events of the view that the model gets next; the dispatcher, too, appends here what no rule chooses from."""
         self.has_injected = False
         """Whether some of them may come from other processes."""
+        self.turns = Turns()
+        """Those of the thread that calls the model; the dispatcher sets them."""
         self._missed = 0
         self._is_model = callable(getattr(self.handler, "consume", None))
 
@@ -528,9 +531,11 @@ class ModelSubscriber(QueuedSubscriber):
             self.has_injected = False
             for view in found:
                 self._consume(self.handler.consume, view, len(view))
+                self.turns.end_if_due()
         else:
             for event in events:
                 self._consume(self.handler, event, 1)
+                self.turns.end_if_due()
 
     def _consume(self, consume: Callable[[Any], object], what: FrameView | Event, count: int) -> None:
         breaker = self.circuit_breaker

@@ -60,8 +60,9 @@ class TrainingMetricsUpdated(TrainingFigures):
     The metrics of the training so far, over all iterations of this job.
 
     Derived by `TrainingMetrics` after every ``log_every_n_train_iterations`` completed iterations, counted over all
-    attempts, or earlier if the iterations since the previous update took 30 s together. Derived also at the end of the
-    training loop, if iterations are left. Belongs to the span of the training loop.
+    attempts; if the configuration names none, after every multiple of 50 at which the iterations since the previous
+    update took a second together. Derived also when these took 30 s, and at the end of the training loop, if iterations
+    are left. Belongs to the span of the training loop.
     """
 
     train_iterations_start: int

@@ -40,7 +40,8 @@ class TrainingConfigured(Event):
     perf_tag: list[str]
     global_batch_size: int | None = None
     """Samples per training iteration over all ranks; None if it varies and each iteration gives its own."""
-    log_every_n_train_iterations: int = 50
+    log_every_n_train_iterations: int | None = None
+    """Iterations between two updates of the training metrics; None for 50, or more if these take less than a second."""
     micro_batch_size: int | None = None
     seq_length: int | None = None
     """Tokens per sample."""

@@ -93,6 +93,7 @@ _TEXT_OR_NONE: Final = attrs.evolve(_TEXT, or_none=True)
 _FLAG: Final = _Check(lambda given: isinstance(given, bool), "give True or False")
 _FLAG_OR_FUNCTION: Final = attrs.evolve(_FLAG, or_function=True)
 _COUNT: Final = _Check(lambda given: _is_whole(given) and given > 0, "give a whole number above 0")
+_COUNT_OR_NONE: Final = attrs.evolve(_COUNT, or_none=True)
 _COUNT_LATER: Final = attrs.evolve(_COUNT, or_none=True, or_function=True)
 _INDEX: Final = _Check(lambda given: _is_whole(given) and given >= 0, "give a whole number from 0", or_none=True)
 _METADATA: Final = _Check(
@@ -166,8 +167,11 @@ class TrainingConfig:
     """The peak of one rank's accelerator in floating-point operations per second; the MFU needs it."""
     train_iterations_target: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
     train_samples_target: OrFunction[int | None] = attrs.field(default=None, validator=_COUNT_LATER)
-    log_every_n_train_iterations: int = attrs.field(default=50, validator=_COUNT)
-    """Iterations between two updates of the training metrics."""
+    log_every_n_train_iterations: int | None = attrs.field(default=None, validator=_COUNT_OR_NONE)
+    """
+    Iterations between two updates of the training metrics. None stands for 50, as in One Logger, or for the next
+    multiple of 50 at which these iterations took a second together.
+    """
     is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)
     """A label, like the next three: whether the job does this. It switches nothing."""
     is_validation_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_FLAG_OR_FUNCTION)

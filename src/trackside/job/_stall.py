@@ -16,6 +16,7 @@ from trackside.bus import Bus
 from trackside.events import Event, IterationEnded, RunsOn, SpanEnded, StallDetected, span_names
 from trackside.instruments import open_spans
 from trackside.instruments import torch as pytorch
+from trackside.wire import FrameView
 
 TIMES_THE_USUAL: Final = 10
 _LEAST_STEPS: Final = 3
@@ -53,16 +54,21 @@ class StallWatch:
         """The times between the ends of training steps."""
         self._is_reported = False
 
-    def __call__(self, event: Event) -> None:
-        """Note the end of an iteration or of a training loop."""
-        if isinstance(event, IterationEnded):
-            self._latest_s, self._is_reported = self._read_s(), False
-            if event.kind == "training":
-                if self._latest_ns:
-                    self._intervals_s.append((event.at_ns - self._latest_ns) / 1e9)
-                self._latest_ns, self._step = event.at_ns, event.step
-        elif isinstance(event, SpanEnded) and event.name == span_names.TRAINING_LOOP:
-            self._latest_s, self._latest_ns = None, 0  # no step is expected from here on
+    def consume(self, view: FrameView) -> None:
+        """Note the ends of iterations and of training loops."""
+        events = view.of(*self.types)
+        if len(events) > _REMEMBERED:
+            self._latest_ns = 0  # what came before the last ones is passed over
+        read_s = self._read_s()
+        for event in events[-_REMEMBERED:]:
+            if isinstance(event, IterationEnded):
+                self._latest_s, self._is_reported = read_s, False
+                if event.kind == "training":
+                    if self._latest_ns:
+                        self._intervals_s.append((event.at_ns - self._latest_ns) / 1e9)
+                    self._latest_ns, self._step = event.at_ns, event.step
+            elif isinstance(event, SpanEnded) and event.name == span_names.TRAINING_LOOP:
+                self._latest_s, self._latest_ns = None, 0  # no step is expected from here on
 
     def check(self) -> None:
         """Publish `StallDetected` if there is a stall that was not published yet."""

@@ -171,6 +171,9 @@ _PARTS: Final = ("avg_forward_time_sec", "avg_backward_time_sec", "avg_dataloade
 
 _TERA: Final = 10**12
 _NS_TIMES_TERA: Final = _TERA // NS_PER_S
+_USUAL_WINDOW: Final = 50
+_SHORTEST_WINDOW_NS: Final = NS_PER_S
+"""The least that the iterations of a window took together, unless the configuration names the iterations of one."""
 _LONGEST_WINDOW_NS: Final = 30 * NS_PER_S
 """A window is published when its iterations took this long together, however few they are."""
 _MOST_PARTS_WAITING: Final = 256 * len(_PARTS)
@@ -523,7 +526,8 @@ class ProcessMetrics:
     seq_length: int | None = None
     flops_per_sample: int | None = None
     peak_flops_per_s: float | None = None
-    log_every: int = 50
+    log_every: int = _USUAL_WINDOW
+    shortest_window_ns: int = _SHORTEST_WINDOW_NS
 
     loop_id: int = 0
     """The training loop that is open; 0 for none."""
@@ -560,7 +564,9 @@ class ProcessMetrics:
         self.seq_length = event.seq_length
         self.flops_per_sample = event.flops_per_sample
         self.peak_flops_per_s = event.peak_flops_per_s
-        self.log_every = max(1, event.log_every_n_train_iterations)
+        log_every = event.log_every_n_train_iterations
+        self.log_every = _USUAL_WINDOW if log_every is None else max(1, log_every)
+        self.shortest_window_ns = _SHORTEST_WINDOW_NS if log_every is None else 0
         return ()
 
     # --- spans -------------------------------------------------------------------------------------------------
@@ -666,8 +672,8 @@ class ProcessMetrics:
         self.latest_end_ns = event.at_ns
         if self.first_end_ns is None:
             self.first_end_ns = event.at_ns
-        is_due = not progress.iterations % self.log_every or self.window.times.total_ns >= _LONGEST_WINDOW_NS
-        return self._close_window(event) if is_due else ()
+        least_ns = _LONGEST_WINDOW_NS if progress.iterations % self.log_every else self.shortest_window_ns
+        return self._close_window(event) if self.window.times.total_ns >= least_ns else ()
 
     def _evaluated(self, event: IterationEnded) -> None:
         evaluation = self.validation if event.kind == "validation" else self.testing

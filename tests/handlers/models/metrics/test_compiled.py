@@ -142,7 +142,7 @@ class Life:
         self.add(
             TrainingConfigured,
             perf_tag=["test"],
-            log_every_n_train_iterations=rng.choice([1, 7, 50, 1_000]),
+            log_every_n_train_iterations=rng.choice([1, 7, 50, 1_000, None]),
             global_batch_size=rng.choice([None, 32]),
             seq_length=rng.choice([None, 128, 1 << 50]),
             flops_per_sample=rng.choice([None, 10**9, 1 << 60]),

@@ -61,7 +61,7 @@ class Job(Process):
     Args:
         source: The process's source.
         rng: Draws the job.
-        log_every: How many iterations make a window.
+        log_every: How many iterations make a window; None for 50 that took a second.
         configured: Whether the job's configuration gives the values that its iterations lack.
     """
 
@@ -162,7 +162,9 @@ class Job(Process):
             Done(self.step.step_ns, self.at_ns, len(self.done), meant, meant_tokens, meant_flops, meant_loss, parts)
         )
         begun = self.windows[-1][0] if self.windows else 0
-        if len(self.done) % self.log_every == 0 or sum(one.duration_ns for one in self.done[begun:]) >= self.longest_ns:
+        took_ns = sum(one.duration_ns for one in self.done[begun:])
+        is_full = len(self.done) % (self.log_every or 50) == 0 and (self.log_every or took_ns >= S)
+        if is_full or took_ns >= self.longest_ns:
             self.windows.append((len(self.done), self.failed))
 
     def validate(self):
@@ -261,7 +263,7 @@ def percentile(times, q):
 
 
 def some_job(source, rng):
-    job = Job(source, rng, log_every=rng.choice([1, 2, 5, 50]), configured=rng.random() < 0.7)
+    job = Job(source, rng, log_every=rng.choice([1, 2, 5, 50, None]), configured=rng.random() < 0.7)
     for _ in range(rng.randint(1, 40)):
         rng.choice([job.train, job.train, job.train, job.validate])()
     job.end()
