@@ -11,7 +11,8 @@
 #include "core.h"
 
 static const char *const bus_slots[] = {"_routes", "_is_closed", "_subscribers"};
-static const char *const admission_slots[] = {"offered", "_queue", "_append", "_limit", "dropped", "_changeable"};
+static const char *const admission_slots[] = {"offered", "_queue", "_append", "_limit", "dropped", "_changeable",
+                                              "sized"};
 enum { ARRIVED, FINISHED, CEILING, SUPPRESSED, LANE_SLOTS };
 static const char *const lane_slots[] = {"arrived", "finished", "ceiling", "suppressed"};
 static const char *const count_slots[] = {"_counter"};
@@ -19,6 +20,7 @@ static const char *const count_slots[] = {"_counter"};
 /* All are set once and kept for ever, like the module trackside.bus._bus. */
 Py_ssize_t ts_of_bus[BUS_SLOTS], ts_of_admission[ADMISSION_SLOTS];
 PyTypeObject *ts_admission_type;
+Py_ssize_t ts_place_bytes;
 static Py_ssize_t of_lane[LANE_SLOTS], of_counter;
 static PyTypeObject *lane_type, *count_type;
 static PyObject *is_too_deep, *recover_name;
@@ -77,19 +79,21 @@ plain_route(PyObject *bus, PyTypeObject *cls)
 }
 
 /*
- * Queue EVENT, or a copy if its owner could change it, as Admission.admit and admit_detached do: None, or NULL with an
- * exception. If the queue is full, or EVENT has more than scalars and lists and maps of them, call CALL, which is
- * Python's function for this.
+ * Queue EVENT, or a copy if its owner could change it, as Admission.admit and admit_sized do: None, or NULL with an
+ * exception. If the queue is full, or EVENT is large or has more than scalars and lists and maps of them, call CALL,
+ * which is Python's function for this.
  */
 static PyObject *
 admit(PyObject *call, PyObject *admission, PyObject *event, int is_lent)
 {
     PyObject *queue = ADMISSION(admission, ADMISSION_QUEUE), *append = ADMISSION(admission, ADMISSION_APPEND);
     PyObject *limit = ADMISSION(admission, ADMISSION_LIMIT), *changeable = ADMISSION(admission, ADMISSION_CHANGEABLE);
+    PyObject *sized = ADMISSION(admission, ADMISSION_SIZED);
     PySequenceMethods *sequence = queue == NULL ? NULL : Py_TYPE(queue)->tp_as_sequence;
     if (sequence != NULL && sequence->sq_length != NULL && append != NULL && PyCFunction_CheckExact(append)
         && PyCFunction_GET_FLAGS(append) == METH_O && limit != NULL && PyLong_CheckExact(limit) && changeable != NULL
-        && PyTuple_CheckExact(changeable)) {
+        && PyTuple_CheckExact(changeable) && sized != NULL && PyTuple_CheckExact(sized)
+        && (PyTuple_GET_SIZE(sized) == 0 || ts_is_small(event))) {
         Py_ssize_t most = PyLong_AsSsize_t(limit); /* before the copy: the limit may change meanwhile */
         PyObject *detached = ts_detached(event, changeable, is_lent), *none;
         if (detached == NULL) {
@@ -271,18 +275,18 @@ calls_of_log(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 }
 
 PyDoc_STRVAR(compile_bus_doc,
-"compile_bus(bus, lane, admission, count, is_too_deep, /)\n--\n\n"
+"compile_bus(bus, lane, admission, count, is_too_deep, place_bytes, /)\n--\n\n"
 "Return the methods log and wants of the class of buses, compiled.\n\n"
 "*lane*, *admission* and *count* are the classes of its targets and of their counts; *is_too_deep* answers whether the\n"
-"handlers of this thread log too deep.");
+"handlers of this thread log too deep. The values of an event at one place of the queue have fewer than *place_bytes*.");
 
 static PyObject *
 compile_bus(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *bus, *lane, *admission, *counts;
     PyObject *deep;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyType_Type, &bus, &PyType_Type, &lane, &PyType_Type, &admission, &PyType_Type,
-                          &counts, &deep)) {
+    if (!PyArg_ParseTuple(args, "O!O!O!O!On", &PyType_Type, &bus, &PyType_Type, &lane, &PyType_Type, &admission, &PyType_Type,
+                          &counts, &deep, &ts_place_bytes)) {
         return NULL;
     }
     if (ts_find_slots(bus, bus_slots, BUS_SLOTS, ts_of_bus) < 0 || ts_find_slots(lane, lane_slots, LANE_SLOTS, of_lane) < 0

@@ -164,10 +164,20 @@ long long ts_count(PyObject *count);
  * leads to the queue. Then the items of a step. See bus.c; the offsets are set once.
  */
 enum { BUS_ROUTES, BUS_IS_CLOSED, BUS_SUBSCRIBERS, BUS_SLOTS };
-enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE, ADMISSION_SLOTS };
+enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE,
+       ADMISSION_SIZED, ADMISSION_SLOTS };
 enum { STEP_ARRIVED, STEP_CALL, STEP_FINISHED, STEP_TARGET, STEP_SIZE };
 extern Py_ssize_t ts_of_bus[BUS_SLOTS], ts_of_admission[ADMISSION_SLOTS];
 extern PyTypeObject *ts_admission_type;
+
+/* The bytes of values that an event has at one place of the queue. */
+extern Py_ssize_t ts_place_bytes;
+
+/*
+ * Return whether EVENT surely takes one place of the queue, as trackside.wire._size.size_of finds more exactly; 0 also if
+ * it has more than scalars and lists and maps of them. Runs no foreign code.
+ */
+int ts_is_small(PyObject *event);
 
 /* Return the counter of COUNT, borrowed, or NULL if COUNT is not a ThreadSafeCount. */
 PyObject *ts_counter_of(PyObject *count);

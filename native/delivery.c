@@ -127,6 +127,49 @@ copy_value(PyObject *value)
     return TS_TO_PYTHON;
 }
 
+/* Return the bytes that VALUE takes, as trackside.wire._size does; more than any place has if it is not a scalar. */
+static inline Py_ssize_t
+size_of(PyObject *value)
+{
+    if (PyUnicode_CheckExact(value)) {
+        return 64 + PyUnicode_GET_LENGTH(value) * (PyUnicode_IS_ASCII(value) ? 1 : 4);
+    }
+    if (PyBytes_CheckExact(value)) {
+        return 64 + PyBytes_GET_SIZE(value);
+    }
+    return is_scalar(value) ? 32 : ts_place_bytes;
+}
+
+int
+ts_is_small(PyObject *event)
+{
+    if (!is_copied_here(Py_TYPE(event))) {
+        return 0;
+    }
+    Py_ssize_t size = 0;
+    for (PyObject **slot = (PyObject **)(event + 1); (char *)slot < (char *)event + Py_TYPE(event)->tp_basicsize; slot++) {
+        PyObject *value = *slot, *key, *item;
+        Py_ssize_t at = 0;
+        if (value == NULL) {
+            continue;
+        }
+        if (PyDict_CheckExact(value)) {
+            while (size < ts_place_bytes && PyDict_Next(value, &at, &key, &item)) {
+                size += 64 + size_of(key) + size_of(item);
+            }
+        }
+        else if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
+            for (; size < ts_place_bytes && at < PySequence_Fast_GET_SIZE(value); at++) {
+                size += 16 + size_of(PySequence_Fast_GET_ITEM(value, at));
+            }
+        }
+        else {
+            size += size_of(value);
+        }
+    }
+    return size < ts_place_bytes;
+}
+
 /* Have the garbage collector leave out EVENT, whose class has slots alone, if it need not visit what EVENT holds. */
 static void
 untrack(PyObject *event)

@@ -205,14 +205,23 @@ queue_event(PyObject *event, int which)
     return 1;
 }
 
+/* Return whether VALUE is a text as short as most, which takes a part of a place in the queue. */
+static inline int
+is_short(PyObject *value)
+{
+    enum { SHORT = 256 };
+    return PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) <= SHORT;
+}
+
 /*
- * Log EVENT, of class WHICH: None, or NULL with the exception of a strict bus or of a signal handler. Steals the
- * reference to EVENT.
+ * Log EVENT, of class WHICH: None, or NULL with the exception of a strict bus or of a signal handler. IS_SMALL is whether
+ * it is known to take one place in the queue. Steals the reference to EVENT.
  */
 TS_INLINE PyObject *
-log_event(PyObject *event, int which)
+log_event(PyObject *event, int which, int is_small)
 {
-    PyObject *result = queue_event(event, which) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
+    is_small = is_small || ts_is_small(event);
+    PyObject *result = is_small && queue_event(event, which) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
     Py_DECREF(event);
     return result;
 }
@@ -756,10 +765,11 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         *ts_slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
         *ts_slot(event, offsets[E_ATTRIBUTES]) = attributes;
         *ts_slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
-        if (attributes != no_attributes || !scalars || !is_scalar(SPAN(span, NAME))) {
+        int is_small = attributes == no_attributes && is_short(*ts_slot(event, offsets[E_NAME]));
+        if (!is_small || !scalars) {
             PyObject_GC_Track(event);
         }
-        event = log_event(event, which);
+        event = log_event(event, which, is_small);
     }
     retire(&idle_spans, span, is_bare ? HOLDERS : 0);
     return event;
@@ -787,7 +797,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         if (!is_usual || !others) {
             PyObject_GC_Track(event);
         }
-        event = log_event(event, OF_ITERATION);
+        event = log_event(event, OF_ITERATION, is_short(*ts_slot(event, of_iteration_event[0])));
     }
     retire(&idle_iterations, span, is_usual ? HOLDERS + 1 : 0); /* the "as" variable, too */
     return event;

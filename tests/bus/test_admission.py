@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
+import attrs
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
+import trackside
 from kinds import Often, Once, Prioritized, Rare
 from ticking import Unencodable
-from trackside.events import CounterWindow, EventsDropped, RunsOn
+from trackside.bus import Bus, default_bus
+from trackside.events import LIFECYCLE, CounterWindow, Event, EventsDropped, RunsOn, SpanEnded, event
 from trackside.rules import where
+from trackside.wire import size_of
+
+MiB = 1 << 20
+
+
+@event("test.large", priority=LIFECYCLE)
+class Large(Event):
+    text: str = ""
+    values: list[Any] = attrs.field(factory=list)
+    table: dict[Any, Any] = attrs.field(factory=dict)
 
 
 class TestAdmission:
@@ -153,3 +169,109 @@ class TestOverload:
         assert bus.stats().dropped_by_type.keys() <= {"test.often"}
         assert frames.events(CounterWindow)[-1].total_count == sum(added)
         assert bus.stats().total("balance") == 0
+
+
+class TestLargeEvents:
+    """A place of the queue has room for less than 4 KiB of values."""
+
+    @pytest.mark.parametrize(
+        ("large", "places"),
+        [
+            pytest.param(Large(text="x" * 3_000), 1, id="short text"),
+            pytest.param(Large(text="x" * 40_960), 11, id="text"),  # with 64 more bytes
+            pytest.param(Large(values=[1] * 80), 1, id="few numbers"),
+            pytest.param(Large(values=[1] * 1_000), 12, id="numbers"),  # 48,000 bytes
+            pytest.param(Large(values=[["x" * 2_000], ["y" * 2_000] * 2]), 2, id="nested"),  # 6,000 and a few bytes
+        ],
+    )
+    def test_places(self, make_bus, held_still, large, places):
+        """An event takes as many places as its values need, however it comes into the queue."""
+        bus = make_bus()
+        bus.subscribe(lambda _event: None, to=Large, runs_on=RunsOn.DISPATCHER)
+        bus.log(Large())  # Python finds the route of the first
+        bus.flush()
+        go_on = held_still(bus)
+        before = len(bus._dispatcher.queue)
+        bus.log(large)
+        taken = len(bus._dispatcher.queue) - before
+        go_on()
+        assert taken == places
+
+    def test_bound(self, make_bus, held_still):
+        """Of texts of a MiB, 257 places each, 63 fit into 16,384; the others are dropped and counted."""
+        bus = make_bus()
+        subscription = bus.subscribe(lambda _event: None, to=Large, runs_on=RunsOn.DISPATCHER)
+        bus.log(Large())
+        bus.flush()
+        go_on = held_still(bus)
+        for number in range(100):
+            bus.log(Large(text=f"{number:02}" + "x" * MiB))
+        assert (subscription.stats().in_queue, subscription.stats().dropped) == (63, 37)
+        go_on()
+        bus.flush()
+        assert (subscription.stats().in_queue, subscription.stats().handled) == (0, 1 + 63)
+
+    def test_beyond_the_queue(self, make_bus, model):
+        """An event that needs more places than there are is admitted if nothing else waits."""
+        bus = make_bus(queue_limit=10)
+        bus.subscribe(model, to=Large)
+        bus.flush()
+        for _ in range(3):
+            bus.log(Large(text="x" * MiB))
+            bus.flush()
+        assert len(model.events) == 3
+
+    def test_one_frame(self, make_bus, held_still, frames):
+        """The places that it takes are nothing in the stream: all events are in one frame, numbered without a gap."""
+        bus = make_bus()
+        bus.subscribe(frames)
+        bus.log(Large())
+        bus.flush()
+        go_on = held_still(bus)
+        for number in range(3):
+            bus.log(Large(text=str(number)))
+            bus.log(Large(text="x" * 20_000))
+        go_on()
+        bus.flush()
+        assert [len(each.text) for each in frames.decoded()[-1].events] == [1, 20_000] * 3
+
+    def test_spans(self, make_bus, held_still):
+        """So are the ends of spans with long names or large attributes, and a usual one takes one place."""
+        bus = default_bus
+        with bus.subscribe(lambda _event: None, to=SpanEnded, runs_on=RunsOn.DISPATCHER):
+            with trackside.span("first"):
+                pass
+            bus.flush()
+            go_on = held_still(bus)
+            taken = []
+            for name, attributes in [("s", {}), ("s" * 8_200, {}), ("s", {"text": "x" * 4_100}), ("s", {"a": 1})]:
+                before = len(bus._dispatcher.queue)
+                with trackside.span(name, **attributes):
+                    pass
+                taken.append(len(bus._dispatcher.queue) - before)
+            go_on()
+            bus.flush()
+        assert taken == [1, 3, 2, 1]
+
+    @given(
+        text=st.text(st.characters(codec="utf-8"), max_size=30),
+        times=st.integers(0, 200),
+        length=st.integers(0, 90),
+        table=st.dictionaries(st.one_of(st.text(), st.integers()), st.one_of(st.floats(), st.text())),
+    )
+    def test_compiled(self, text, times, length, table):
+        """Whatever the values, the compiled log() takes the places that the Python method takes."""
+        large = Large(text=text * times, values=[text] * length, table=table)
+        taken = []
+        for cls in (Bus, type("PythonBus", (Bus,), {})):  # compiled methods leave subclasses to Python
+            bus = cls(queue_limit=100_000)
+            bus.subscribe(lambda _event: None, to=Large, runs_on=RunsOn.DISPATCHER)
+            bus.log(Large())
+            bus.flush()
+            assert bus._dispatcher.hold(10)
+            before = len(bus._dispatcher.queue)
+            bus.log(large)
+            taken.append(len(bus._dispatcher.queue) - before)
+            bus._dispatcher.release()
+            bus.close()
+        assert taken[0] == taken[1] == size_of(large, ["text", "values", "table"]) // 4_096 + 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import attrs
 import hypothesis.strategies as st
 import msgpack
@@ -14,6 +12,7 @@ from implementations import needs_core
 from trackside.bus._admission import Admission
 from trackside.bus._delivery import FanOut, deliver_plain
 from trackside.bus._frames import FrameBatcher
+from trackside.bus._queue import Queue
 from trackside.bus._subscribers import FrameSubscriber, ModelSubscriber
 from trackside.events import Event, event, process_source
 from trackside.rules import every
@@ -60,7 +59,7 @@ class Bench:
     python = staticmethod(getattr(deliver_plain, "__wrapped__", deliver_plain))
 
     def __init__(self, items, room_bytes, known):
-        self.queue = deque(items)
+        self.queue = Queue(items)
         self.batcher = FrameBatcher()
         self.batcher.batch, self.batcher.first_seq, self.batcher.room_bytes = 3, 70_000, room_bytes
         self.frames = [subscriber(FrameSubscriber, Sink(), filter_key=key) for key in ("one", "another")]

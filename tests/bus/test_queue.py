@@ -11,7 +11,7 @@ from kinds import Often
 from ticking import Ticked
 from trackside.bus import _queue
 from trackside.bus._admission import AdmissionByLane
-from trackside.bus._queue import QueueByLane
+from trackside.bus._queue import Placeholder, QueueByLane
 
 
 class Lanes:
@@ -120,13 +120,24 @@ class TestAdmissionByLane:
         admission = AdmissionByLane(Often, lanes.queue, 16_384, lambda: woken.append(len(lanes.queue)))
         for lane, count in ((1, 8_191), (2, 200)):
             lanes.lane = lane
-            admit = admission.admit_of_lane()
+            _, admit, _, _ = admission.step()
             for _ in range(count):
                 admit(Often())
         # Half of 16,384 is for PROFILE. One of 64 asks: the first of the second lane finds one place left.
         assert (len(lanes.queue), admission.dropped.value) == (8_191 + 64, 200 - 64)
         # Three quarters of the share, at the next event that asks.
         assert woken == [6_144]
+
+    def test_large(self, lanes):
+        """A text of 10 KiB takes three places of its lane, which the dispatcher gets before it."""
+        admission = AdmissionByLane(Ticked, lanes.queue, 100, lambda: None)
+        lanes.lane = 1
+        _, admit, _, _ = admission.step()
+        for text in ("x" * 10_240, "y"):
+            admit(Ticked(text=text))
+        assert len(lanes.queue) == 4
+        lanes.queue.put_in_order()
+        assert [type(item) for item in lanes.queue.ordered] == [Placeholder, Placeholder, Ticked, Ticked]
 
     def test_small(self, lanes):
         """Of a small queue no lane takes more than is left."""

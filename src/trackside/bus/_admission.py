@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
-from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
-from trackside.wire import changeable_fields, detached_event
+from trackside.wire import changeable_fields, detached_event, size_of, sized_fields
 
 if TYPE_CHECKING:
     from trackside.bus._subscribers import Step
 
 QUEUE_LIMIT: Final = 16_384
 """The most events that the queue holds."""
+
+PLACE_BYTES: Final = 4_096
+"""
+An event whose values take more memory takes as many places of the queue, so all that wait take 64 MiB at most.
+
+An empty queue admits any event.
+"""
 
 NEVER: Final = immortal(math.inf)
 """More than any count."""
@@ -52,9 +58,11 @@ class Admission:
         "cls",
         "dropped",
         "failed",
+        "fill",
         "invalid",
         "offered",
         "redacted",
+        "sized",
         "suppressed",
         "taken",
     )
@@ -72,7 +80,10 @@ class Admission:
         self.ceiling: float = NEVER
         self._queue: Sized = queue
         self._append = shared(queue.append)
+        self.fill = queue.fill
         self._changeable = shared(changeable_fields(cls))
+        self.sized = shared(sized_fields(cls))
+        """The fields that may be large; all that can be changed are among them."""
         self._wake = wake
         self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
         self._wake_at = self._limit = immortal(max(1, int(self._most * _WAKE_SHARE)))
@@ -80,24 +91,33 @@ class Admission:
 
     def step(self) -> Step:
         """Return this admission's step on a route."""
-        admit = self.admit_of_lane()
-        if self._changeable:
-            admit = partial(admit_detached, self._changeable, admit)
-        return self.offered.add, admit, None, self
+        # A function in Python: after a call into C the interpreter may run a signal handler, and its exception would
+        # not show that the event was admitted.
+        return self.offered.add, self.admit_sized if self.sized else self.admit, None, self
 
-    def admit_of_lane(self) -> Callable[[Any], None]:
-        """Return the function that admits events of this thread's lane."""
-        return self.admit
-
-    def admit(self, event: Event) -> None:
-        """Queue *event* if there is room for its priority, else count it as dropped."""
+    def admit(self, event: Event, places: int = 1) -> None:
+        """Queue *event* if there are as many *places* for its priority, else count it as dropped."""
         # Threads that ask at the same moment may overshoot by one each; a lock would cost more than that.
-        if len(self._queue) < self._limit or self.has_room():
+        if (places == 1 and len(self._queue) < self._limit) or self.has_room(places):
+            if places > 1:
+                self.fill(places - 1)
             self._append(event)  # the last line: see `is_settled`
 
-    def has_room(self) -> bool:
-        """Return whether the queue has room for this priority; else count the event as dropped."""
+    def admit_sized(self, event: Event) -> None:
+        """Do the same with an event that may be large, or has values that their owner could change while it waits."""
+        detached, places = self.measured(event)
+        self.admit(detached, places)  # the last line: see `is_settled`
+
+    def measured(self, event: Event) -> tuple[Event, int]:
+        """Return *event*, or a copy if its owner could change it, and the places that it takes."""
+        detached = detached_event(event, self._changeable) if self._changeable else event
+        return detached, size_of(detached, self.sized) // PLACE_BYTES + 1
+
+    def has_room(self, places: int = 1) -> bool:
+        """Return whether the queue has as many *places* for this priority; else count the event as dropped."""
         waiting = len(self._queue)
+        if waiting:
+            waiting += places - 1
         is_first = self._limit <= waiting and self._limit < self._most
         if is_first:  # the first one since the dispatcher's last visit; later events pay nothing for this
             self._limit = self._most
@@ -142,37 +162,40 @@ class AdmissionByLane(Admission):
         super().__init__(cls, queue, limit, wake)
         self.ask_every = immortal(max(1, min(_ASK_EVERY, self._most // LANES)))
 
-    def admit_of_lane(self) -> Callable[[Any], None]:
-        """Return the function that admits events of this thread's lane."""
-        return LaneAdmission(self, self._queue.of_lane()).admit
+    def step(self) -> Step:
+        """Return the step on a route of this thread's lane."""
+        lane = LaneAdmission(self, self._queue.of_lane())
+        return self.offered.add, lane.admit_sized if self.sized else lane.admit, None, self
 
-    def admit(self, event: Event) -> None:
-        """Queue *event* if there is room for its priority, else count it as dropped."""
-        self.admit_of_lane()(event)
+    def admit(self, event: Event, places: int = 1) -> None:
+        """Queue *event* if there are as many *places* for its priority, else count it as dropped."""
+        LaneAdmission(self, self._queue.of_lane()).admit(event, places)
 
 
 class LaneAdmission:
     """Admits the events of one type that the threads of one lane log."""
 
-    __slots__ = ("_admission", "_append", "_ask_every", "_entries")
+    __slots__ = ("_admission", "_append", "_ask_every", "_entries", "_fill")
 
     def __init__(self, admission: AdmissionByLane, entries: deque[Entry]) -> None:
         self._admission = admission
         self._entries = entries
         self._append = entries.append
+        self._fill = admission.fill
         self._ask_every = admission.ask_every
 
-    def admit(self, event: Event) -> None:
-        """Queue *event* if there is room for its priority, else count it as dropped."""
-        if len(self._entries) % self._ask_every or self._admission.has_room():
+    def admit(self, event: Event, places: int = 1) -> None:
+        """Queue *event* if there are as many *places* for its priority, else count it as dropped."""
+        if (places == 1 and len(self._entries) % self._ask_every) or self._admission.has_room(places):
+            if places > 1:
+                self._fill(places - 1)
             entry = now_ns(), event
             self._append(entry)  # the last line: see `is_settled`
 
-
-def admit_detached(names: tuple[str, ...], admit: Callable[[Any], None], event: Any) -> None:
-    """Admit a copy of *event*, whose fields *names* have values that their owner could change while it waits."""
-    detached = detached_event(event, names)
-    admit(detached)  # the last line: see `is_settled`
+    def admit_sized(self, event: Event) -> None:
+        """Do the same with an event that may be large, or has values that their owner could change while it waits."""
+        detached, places = self._admission.measured(event)
+        self.admit(detached, places)  # the last line: see `is_settled`
 
 
 make_admission: Final[Callable[..., Admission]] = AdmissionByLane if FREE_THREADED else Admission
@@ -197,9 +220,10 @@ def is_settled(error: BaseException, *codes: CodeType) -> bool:
 
 _SETTLING: Final = (
     Admission.admit.__code__,
+    Admission.admit_sized.__code__,
     Admission.has_room.__code__,
     LaneAdmission.admit.__code__,
-    admit_detached.__code__,
+    LaneAdmission.admit_sized.__code__,
 )
 
 Admissions: TypeAlias = Mapping[type[Event], Admission]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from trackside._free_threading import FREE_THREADED, lane, shared
 from trackside._implementation import native
 from trackside._platform import after_fork_in_child
-from trackside.bus._admission import QUEUE_LIMIT, Admission
+from trackside.bus._admission import PLACE_BYTES, QUEUE_LIMIT, Admission
 from trackside.bus._dispatcher import Barrier, Begin, Describe, Dispatcher, End, StreamIdentity, StreamView
 from trackside.bus._sink_worker import InlineForwarder
 from trackside.bus._stats import BusStats, HandlerStats, RetiredStatistics
@@ -662,7 +662,7 @@ class Bus(Closing):
 _LOG: Final = Bus.log.__code__
 
 if native is not None:
-    _methods = native.compile_bus(Bus, Lane, Admission, ThreadSafeCount, partial(is_too_deep, _LOG))
+    _methods = native.compile_bus(Bus, Lane, Admission, ThreadSafeCount, partial(is_too_deep, _LOG), PLACE_BYTES)
     for _name, _method in zip(("log", "wants"), _methods, strict=True):
         setattr(Bus, _name, _method)
 

@@ -21,7 +21,7 @@ from trackside._implementation import native
 from trackside.bus._admission import Admission, dropped_by_name, make_admission
 from trackside.bus._delivery import FanOut, deliver_plain
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
-from trackside.bus._queue import make_queue
+from trackside.bus._queue import PLACEHOLDER, make_queue
 from trackside.bus._subscribers import (
     VIEW_EVENTS,
     FrameSubscriber,
@@ -418,7 +418,7 @@ class Dispatcher:
                         if deliver(item) and self.source is not None and self.redact is None:
                             most = min(count - place, -place % _READ_CLOCK_EVERY)
                             place += deliver_plain(queue, self._fan_outs, self._batcher, self.source, most)
-                    else:
+                    elif item is not PLACEHOLDER:
                         self._process(item)
                 except BaseException as error:
                     self._survive(error)

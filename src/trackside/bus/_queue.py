@@ -24,6 +24,13 @@ _moment: Final = itemgetter(0)
 _item: Final = itemgetter(1)
 
 
+class Placeholder:
+    """An item of the queue that is nothing, and takes a place: a large event has some before it."""
+
+
+PLACEHOLDER: Final = Placeholder()
+
+
 class Queue(deque[Any]):
     """One deque, to which all threads append."""
 
@@ -37,6 +44,10 @@ class Queue(deque[Any]):
     def put_in_order(self) -> int:
         """Return how many items wait: they are in order."""
         return len(self)
+
+    def fill(self, places: int) -> None:
+        """Append as many placeholders."""
+        self.extend(repeat(PLACEHOLDER, places))
 
 
 class QueueByLane:
@@ -80,6 +91,10 @@ class QueueByLane:
     def append(self, item: object) -> None:
         """Append *item* in this thread's lane."""
         self.of_lane().append((now_ns(), item))
+
+    def fill(self, places: int) -> None:
+        """Append as many placeholders in this thread's lane."""
+        self.of_lane().extend(repeat((now_ns(), PLACEHOLDER), places))
 
     def put_in_order(self) -> int:
         """Put in order what was logged before this call; return how many items wait in order."""

@@ -96,7 +96,7 @@ class BusStats(Value):
     """Events that the full queue dropped, by wire name."""
     in_queue: int = 0
     queue_peak: int = 0
-    """The most events the dispatcher found waiting."""
+    """The most places of the queue that the dispatcher found taken; a large event takes several."""
     suppressed: int = 0
     """Logged more than 16 deep within handlers, or where the stack was full, and not delivered there."""
     after_close: int = 0

@@ -21,6 +21,7 @@ from trackside.events._errors import (
 from trackside.events._event import ITERATION, LIFECYCLE, PROFILE, Event, Priority, declared, event, is_declared, lookup
 from trackside.events._fields import Compared, Value, own_fields
 from trackside.events._handler import (
+    FrameConsumer,
     FrameSink,
     Handler,
     Publish,
@@ -104,6 +105,7 @@ __all__ = [
     "EventsDropped",
     "EventsLost",
     "ExceptionRaised",
+    "FrameConsumer",
     "FrameSink",
     "GoodputUpdated",
     "GpuTimingUnavailable",

@@ -67,7 +67,14 @@ class FrameSink(Protocol):
         """
 
 
-Handler: TypeAlias = "Callable[[Any], object] | FrameSink"
+class FrameConsumer(Protocol):
+    """A handler that reads events in frames, as every `Model` does; the dispatcher calls it."""
+
+    def consume(self, frame: Any) -> object:
+        """Read a `FrameView`: one frame, or a part of one, of one source."""
+
+
+Handler: TypeAlias = "Callable[[Any], object] | FrameSink | FrameConsumer"
 """Anything that can be subscribed."""
 
 Publish: TypeAlias = "Callable[[Event], None]"

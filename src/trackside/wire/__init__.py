@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trackside._later import load_later
 from trackside.wire._detached import changeable_fields, detached, detached_event
 from trackside.wire._encoder import Encoding, RowEncoder, Schema, encode_frame
+from trackside.wire._size import size_of, sized_fields
 from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 
@@ -35,6 +36,8 @@ __all__ = [
     "fields_of",
     "pack",
     "saturated",
+    "size_of",
+    "sized_fields",
     "to_json",
     "value_to_json",
     "views",
