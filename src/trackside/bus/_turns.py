@@ -10,7 +10,7 @@ from trackside._free_threading import FREE_THREADED
 
 _TURN_S: Final = 100e-6
 """The time for which the thread works before it lets others have the interpreter."""
-_SHARE: Final = 0.1
+_SHARE: Final = 0.08
 """The least length of a turn, as a share of the time for which the thread waited to get the interpreter back."""
 _PAUSE_S: Final = 1e-6
 """As short as can be: it takes some 60 µs until a thread sleeps and wakes up, enough for another one to take over."""
@@ -21,8 +21,8 @@ class Turns:
     Lets other threads have the interpreter while one works for long.
 
     CPython alone lets them wait for 5 ms. A training thread wants the interpreter for microseconds, between two
-    kernels, and gets it back within some 200 µs. A thread that keeps it, because it computes in Python, has it for ten
-    elevenths of the time.
+    kernels, and gets it back within some 200 µs. A thread that keeps it, because it computes in Python, has it for
+    93 % of the time.
     """
 
     def __init__(self) -> None:
