@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import types
 
 import pytest
 
 from ticking import Unencodable
 from trackside._free_threading import FREE_THREADED
-from trackside.bus import _dispatcher
+from trackside.bus import _dispatcher, _turns
 from trackside.events import ITERATION, PROFILE, Event, RunsOn, SourceStarted, event, process_source
 from trackside.rules import every
 from waiting import until
@@ -507,25 +508,42 @@ class TestCalled:
         assert is_here.wait(30)
 
 
+@pytest.mark.skipif(FREE_THREADED, reason="all threads run at once")
 class TestTurns:
-    @pytest.mark.skipif(FREE_THREADED, reason="all threads run at once")
-    def test_long_work(self, bus):
-        """While the dispatcher works for long, another thread has its turns, even if the interpreter enforces none."""
-        seen, done = [], threading.Event()
+    """The interpreter enforces no turns here: another thread runs only if the dispatcher lets it."""
 
-        def read(event):
-            seen.append(event.number)
+    def start_long_work(self, bus):
+        """Have the dispatcher work for 100 ms; return the numbers that it has read."""
+        read = []
+
+        def work(event):
+            read.append(event.number)
             busy_until_s = time.perf_counter() + 50e-6
             while time.perf_counter() < busy_until_s:
                 pass
-            if event.number == 1_999:
-                done.set()
 
-        bus.subscribe(read, to=Ticked, runs_on=RunsOn.DISPATCHER)
+        bus.subscribe(work, to=Ticked, runs_on=RunsOn.DISPATCHER)
         sys.setswitchinterval(60)
         for number in range(2_000):
             bus.log(Ticked(number=number))
+        while not read:
+            time.sleep(1e-4)
+        return read
+
+    def test_long_work(self, bus):
+        """Another thread has its turns while the dispatcher works for long."""
+        read = self.start_long_work(bus)
         counts = set()
-        while not done.wait(1e-4):
-            counts.add(len(seen))
-        assert len(counts - {0, 2_000}) > 20
+        while len(read) < 2_000:
+            counts.add(len(read))
+            time.sleep(1e-4)
+        assert len(counts) > 20
+
+    def test_awaited(self, bus, monkeypatch):
+        """If it waits for the result, it has none: the dispatcher sleeps no more until all is done."""
+        read, sleeps = self.start_long_work(bus), []
+        seen = len(read)
+        monkeypatch.setattr(_turns, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleeps.append))
+        assert bus.flush()
+        assert (seen < 2_000, len(read)) == (True, 2_000)
+        assert len(sleeps) <= 1

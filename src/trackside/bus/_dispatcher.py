@@ -278,6 +278,7 @@ class Dispatcher:
         done = threading.Lock()
         done.acquire()
         self._requests.put(done)
+        self._turns.is_awaited = True  # also if a drain has begun already
         while not done.acquire(timeout=min(POLL_S, left_s(deadline_s))):
             if not self._thread.is_alive:
                 return self._settle_here(deadline_s)

@@ -27,15 +27,18 @@ class Turns:
 
     def __init__(self) -> None:
         self._ends_at_s = math.inf
+        self.is_awaited = False
+        """Whether a thread waits for the result and wants nothing else: then a turn has no end."""
 
     def begin(self, *, is_awaited: bool) -> None:
-        """Begin a turn, which has no end if the result *is_awaited*: then a thread waits and wants nothing else."""
-        self._ends_at_s = math.inf if is_awaited or FREE_THREADED else time.monotonic() + _TURN_S
+        """Begin a turn."""
+        self.is_awaited = is_awaited
+        self._ends_at_s = math.inf if FREE_THREADED else time.monotonic() + _TURN_S
 
     def end_if_due(self) -> None:
         """Let other threads have the interpreter if the turn was long enough, and begin the next one."""
         now_s = time.monotonic()
-        if now_s >= self._ends_at_s:
+        if now_s >= self._ends_at_s and not self.is_awaited:
             time.sleep(_PAUSE_S)
             back_s = time.monotonic()
             self._ends_at_s = back_s + max(_TURN_S, _SHARE * (back_s - now_s))
