@@ -11,8 +11,8 @@
 #include "core.h"
 
 static const char *const bus_slots[] = {"_routes", "_is_closed", "_subscribers"};
-static const char *const admission_slots[] = {"offered", "_queue", "_append", "_limit", "dropped", "_changeable",
-                                              "sized"};
+static const char *const admission_slots[] = {"offered", "_queue", "_append", "_limit", "dropped", "_changeable_at",
+                                              "_sized_at", "cls"};
 enum { ARRIVED, FINISHED, CEILING, SUPPRESSED, LANE_SLOTS };
 static const char *const lane_slots[] = {"arrived", "finished", "ceiling", "suppressed"};
 static const char *const count_slots[] = {"_counter"};
@@ -87,13 +87,14 @@ static PyObject *
 admit(PyObject *call, PyObject *admission, PyObject *event, int is_lent)
 {
     PyObject *queue = ADMISSION(admission, ADMISSION_QUEUE), *append = ADMISSION(admission, ADMISSION_APPEND);
-    PyObject *limit = ADMISSION(admission, ADMISSION_LIMIT), *changeable = ADMISSION(admission, ADMISSION_CHANGEABLE);
-    PyObject *sized = ADMISSION(admission, ADMISSION_SIZED);
+    PyObject *limit = ADMISSION(admission, ADMISSION_LIMIT), *changeable = ADMISSION(admission, ADMISSION_CHANGEABLE_AT);
+    PyObject *sized = ADMISSION(admission, ADMISSION_SIZED_AT);
     PySequenceMethods *sequence = queue == NULL ? NULL : Py_TYPE(queue)->tp_as_sequence;
     if (sequence != NULL && sequence->sq_length != NULL && append != NULL && PyCFunction_CheckExact(append)
         && PyCFunction_GET_FLAGS(append) == METH_O && limit != NULL && PyLong_CheckExact(limit) && changeable != NULL
-        && PyTuple_CheckExact(changeable) && sized != NULL && PyTuple_CheckExact(sized)
-        && (PyTuple_GET_SIZE(sized) == 0 || ts_is_small(event))) {
+        && PyBytes_CheckExact(changeable) && sized != NULL && PyBytes_CheckExact(sized)
+        && ADMISSION(admission, ADMISSION_CLS) == (PyObject *)Py_TYPE(event)
+        && ts_is_small(event, ts_offsets(sized), ts_count_offsets(sized))) {
         Py_ssize_t most = PyLong_AsSsize_t(limit); /* before the copy: the limit may change meanwhile */
         PyObject *detached = ts_detached(event, changeable, is_lent), *none;
         if (detached == NULL) {

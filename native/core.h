@@ -141,12 +141,26 @@ PyObject *ts_new(Pool *pool);
 /* Return whether instances of TYPE have nothing but slots, one after the other. */
 int ts_has_slots_alone(PyTypeObject *type);
 
+/* The offsets of some fields of a class, as slot_offsets() packs them in bytes. */
+static inline const Py_ssize_t *
+ts_offsets(PyObject *packed)
+{
+    return (const Py_ssize_t *)(void *)PyBytes_AS_STRING(packed);
+}
+
+static inline Py_ssize_t
+ts_count_offsets(PyObject *packed)
+{
+    return PyBytes_GET_SIZE(packed) / (Py_ssize_t)sizeof(Py_ssize_t);
+}
+
 /*
  * Return EVENT, which is about to be queued, or a copy of it if its owner could change it meanwhile, with copies of what
- * can be changed in its fields CHANGEABLE: a new reference, or NULL without an exception if that is left to Python. IS_LENT
- * is whether the caller's caller may keep the reference that the caller got. If its class has more than slots, EVENT is
- * never copied: it is returned as it is if nothing is CHANGEABLE, and otherwise left to Python if it would be copied. Runs
- * no foreign code, except that allocating may run the garbage collector, and a metaclass may look the fields up.
+ * can be changed in its fields at the offsets CHANGEABLE, which ts_is_small() has found to have scalars, or lists and maps
+ * of them: a new reference, or NULL without an exception if that is left to Python. IS_LENT is whether the caller's caller
+ * may keep the reference that the caller got. If its class has more than slots, EVENT is never copied: it is returned as
+ * it is if nothing is CHANGEABLE, and otherwise left to Python if it would be copied. Runs no foreign code, except that
+ * allocating may run the garbage collector.
  */
 PyObject *ts_detached(PyObject *event, PyObject *changeable, int is_lent);
 
@@ -164,8 +178,8 @@ long long ts_count(PyObject *count);
  * leads to the queue. Then the items of a step. See bus.c; the offsets are set once.
  */
 enum { BUS_ROUTES, BUS_IS_CLOSED, BUS_SUBSCRIBERS, BUS_SLOTS };
-enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE,
-       ADMISSION_SIZED, ADMISSION_SLOTS };
+enum { ADMISSION_OFFERED, ADMISSION_QUEUE, ADMISSION_APPEND, ADMISSION_LIMIT, ADMISSION_DROPPED, ADMISSION_CHANGEABLE_AT,
+       ADMISSION_SIZED_AT, ADMISSION_CLS, ADMISSION_SLOTS };
 enum { STEP_ARRIVED, STEP_CALL, STEP_FINISHED, STEP_TARGET, STEP_SIZE };
 extern Py_ssize_t ts_of_bus[BUS_SLOTS], ts_of_admission[ADMISSION_SLOTS];
 extern PyTypeObject *ts_admission_type;
@@ -174,10 +188,11 @@ extern PyTypeObject *ts_admission_type;
 extern Py_ssize_t ts_place_bytes;
 
 /*
- * Return whether EVENT surely takes one place of the queue, as trackside.wire._size.size_of finds more exactly; 0 also if
- * it has more than scalars and lists and maps of them. Runs no foreign code.
+ * Return whether EVENT takes one place of the queue: whether its COUNT fields at OFFSETS are as small as that, as
+ * trackside.wire._size.size_of finds; 0 also if they have more than scalars and lists and maps of them. Runs no foreign
+ * code.
  */
-int ts_is_small(PyObject *event);
+int ts_is_small(PyObject *event, const Py_ssize_t *offsets, Py_ssize_t count);
 
 /* Return the counter of COUNT, borrowed, or NULL if COUNT is not a ThreadSafeCount. */
 PyObject *ts_counter_of(PyObject *count);

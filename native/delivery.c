@@ -22,7 +22,6 @@ static const char *const admission_slots[] = {"taken"};
 static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_event[EVENT_SLOTS], of_taken;
 static PyTypeObject *fan_out_type, *batcher_type, *admission_type, *event_type;
 static long long extra_bytes;
-static Py_ssize_t most_in_list, most_in_map;
 static PyObject *popleft_name;
 
 /* Return whether somebody may hold EVENT besides the caller, who has one reference, perhaps one that IS_LENT. */
@@ -87,44 +86,21 @@ is_scalar(PyObject *value)
            || value == Py_None || type == &PyBytes_Type;
 }
 
-/* Return whether each value of LIST, a list or tuple, is a scalar. */
-static int
-has_scalars(PyObject *list)
-{
-    for (Py_ssize_t place = 0; place < PySequence_Fast_GET_SIZE(list); place++) {
-        if (!is_scalar(PySequence_Fast_GET_ITEM(list, place))) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 /*
  * Return VALUE, or a copy of it if anything but the slot that it is in refers to it: a new reference, or NULL with an
- * exception, or TS_TO_PYTHON if it is not a scalar or a short list, tuple or dict of scalars.
+ * exception. It is a scalar, or a list, tuple or dict of scalars.
  */
 static PyObject *
 copy_value(PyObject *value)
 {
-    if (is_scalar(value)) {
-        return Py_NewRef(value);
-    }
     int is_alone = Py_REFCNT(value) == 1;
-    if (PyDict_CheckExact(value) && PyDict_GET_SIZE(value) <= most_in_map) {
-        PyObject *key, *item;
-        Py_ssize_t at = 0;
-        while (PyDict_Next(value, &at, &key, &item)) {
-            if (!is_scalar(item)) {
-                return TS_TO_PYTHON;
-            }
-        }
-        return is_alone ? Py_NewRef(value) : PyDict_Copy(value);
+    if (PyDict_CheckExact(value) && !is_alone) {
+        return PyDict_Copy(value);
     }
-    if ((PyList_CheckExact(value) || PyTuple_CheckExact(value)) && PySequence_Fast_GET_SIZE(value) <= most_in_list
-        && has_scalars(value)) {
-        return is_alone || PyTuple_CheckExact(value) ? Py_NewRef(value) : PyList_GetSlice(value, 0, PyList_GET_SIZE(value));
+    if (PyList_CheckExact(value) && !is_alone) {
+        return PyList_GetSlice(value, 0, PyList_GET_SIZE(value));
     }
-    return TS_TO_PYTHON;
+    return Py_NewRef(value);
 }
 
 /* Return the bytes that VALUE takes, as trackside.wire._size does; more than any place has if it is not a scalar. */
@@ -141,14 +117,11 @@ size_of(PyObject *value)
 }
 
 int
-ts_is_small(PyObject *event)
+ts_is_small(PyObject *event, const Py_ssize_t *offsets, Py_ssize_t count)
 {
-    if (!is_copied_here(Py_TYPE(event))) {
-        return 0;
-    }
     Py_ssize_t size = 0;
-    for (PyObject **slot = (PyObject **)(event + 1); (char *)slot < (char *)event + Py_TYPE(event)->tp_basicsize; slot++) {
-        PyObject *value = *slot, *key, *item;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *value = *ts_slot(event, offsets[place]), *key, *item;
         Py_ssize_t at = 0;
         if (value == NULL) {
             continue;
@@ -186,15 +159,14 @@ PyObject *
 ts_detached(PyObject *event, PyObject *changeable, int is_lent)
 {
     PyObject *detached = is_held(event, is_lent) ? copy_event(event) : Py_NewRef(event);
-    if (detached == TS_TO_PYTHON && PyTuple_GET_SIZE(changeable) == 0) {
+    if (detached == TS_TO_PYTHON && ts_count_offsets(changeable) == 0) {
         return Py_NewRef(event);
     }
-    for (Py_ssize_t place = 0; detached != NULL && detached != TS_TO_PYTHON && place < PyTuple_GET_SIZE(changeable); place++) {
-        Py_ssize_t offset;
-        int is_found = ts_find_slot(Py_TYPE(event), PyTuple_GET_ITEM(changeable, place), &offset);
-        PyObject *value = is_found == 1 ? *ts_slot(detached, offset) : NULL;
-        PyObject *copy = value == NULL ? TS_TO_PYTHON : copy_value(value);
-        if (copy == NULL || copy == TS_TO_PYTHON) {
+    for (Py_ssize_t place = 0; detached != NULL && detached != TS_TO_PYTHON && place < ts_count_offsets(changeable); place++) {
+        Py_ssize_t offset = ts_offsets(changeable)[place];
+        PyObject *value = *ts_slot(detached, offset);
+        PyObject *copy = value == NULL ? NULL : copy_value(value);
+        if (copy == NULL) {
             Py_CLEAR(detached);
         }
         else {
@@ -369,16 +341,16 @@ know_events(PyTypeObject *event)
 }
 
 PyDoc_STRVAR(compile_copy_doc,
-"compile_copy(python, event, most_in_list, most_in_map, /)\n--\n\n"
+"compile_copy(python, event, /)\n--\n\n"
 "Return the function *python*, which copies events, compiled; the copy has no number yet.\n\n"
-"*event* is the class of all events; lists and maps in an event that is logged have at most so many values.");
+"*event* is the class of all events.");
 
 static PyObject *
 compile_copy(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *python;
     PyTypeObject *event;
-    if (!PyArg_ParseTuple(args, "OO!nn", &python, &PyType_Type, &event, &most_in_list, &most_in_map) || know_events(event) < 0) {
+    if (!PyArg_ParseTuple(args, "OO!", &python, &PyType_Type, &event) || know_events(event) < 0) {
         return NULL;
     }
     return ts_method(python, copy_plain, python);

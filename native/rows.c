@@ -396,8 +396,32 @@ static PyType_Spec encoding_spec = {
     .slots = encoding_slots,
 };
 
+PyDoc_STRVAR(offsets_doc,
+"slot_offsets(cls, names, /)\n--\n\n"
+"Return the offsets of the slots *names*, a tuple, in instances of *cls*, packed in bytes; None if one is no slot.");
+
+static PyObject *
+slot_offsets(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *cls;
+    PyObject *names;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &cls, &PyTuple_Type, &names)) {
+        return NULL;
+    }
+    PyObject *packed = PyBytes_FromStringAndSize(NULL, PyTuple_GET_SIZE(names) * (Py_ssize_t)sizeof(Py_ssize_t));
+    for (Py_ssize_t place = 0; packed != NULL && place < PyTuple_GET_SIZE(names); place++) {
+        int is_slot = ts_find_slot(cls, PyTuple_GET_ITEM(names, place), (Py_ssize_t *)ts_offsets(packed) + place);
+        if (is_slot <= 0) {
+            Py_DECREF(packed);
+            return is_slot < 0 ? NULL : Py_NewRef(Py_None);
+        }
+    }
+    return packed;
+}
+
 static PyMethodDef functions[] = {
     {"row_encoding", row_encoding, METH_VARARGS, encoding_doc},
+    {"slot_offsets", slot_offsets, METH_VARARGS, offsets_doc},
     {NULL, NULL, 0, NULL},
 };
 

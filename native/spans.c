@@ -215,12 +215,11 @@ is_short(PyObject *value)
 
 /*
  * Log EVENT, of class WHICH: None, or NULL with the exception of a strict bus or of a signal handler. IS_SMALL is whether
- * it is known to take one place in the queue. Steals the reference to EVENT.
+ * it takes one place in the queue. Steals the reference to EVENT.
  */
 TS_INLINE PyObject *
 log_event(PyObject *event, int which, int is_small)
 {
-    is_small = is_small || ts_is_small(event);
     PyObject *result = is_small && queue_event(event, which) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
     Py_DECREF(event);
     return result;
@@ -769,7 +768,8 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         if (!is_small || !scalars) {
             PyObject_GC_Track(event);
         }
-        event = log_event(event, which, is_small);
+        const Py_ssize_t sized[] = {offsets[E_NAME], offsets[E_ATTRIBUTES]};
+        event = log_event(event, which, is_small || ts_is_small(event, sized, 2));
     }
     retire(&idle_spans, span, is_bare ? HOLDERS : 0);
     return event;
@@ -797,7 +797,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         if (!is_usual || !others) {
             PyObject_GC_Track(event);
         }
-        event = log_event(event, OF_ITERATION, is_short(*ts_slot(event, of_iteration_event[0])));
+        event = log_event(event, OF_ITERATION, is_short(*ts_slot(event, of_iteration_event[E_KIND])));
     }
     retire(&idle_iterations, span, is_usual ? HOLDERS + 1 : 0); /* the "as" variable, too */
     return event;

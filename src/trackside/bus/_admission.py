@@ -9,6 +9,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
+from trackside._implementation import native
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
@@ -49,9 +50,11 @@ class Admission:
     __slots__ = (
         "_append",
         "_changeable",
+        "_changeable_at",
         "_limit",
         "_most",
         "_queue",
+        "_sized_at",
         "_wake",
         "_wake_at",
         "ceiling",
@@ -84,6 +87,9 @@ class Admission:
         self._changeable = shared(changeable_fields(cls))
         self.sized = shared(sized_fields(cls))
         """The fields that may be large; all that can be changed are among them."""
+        # For the compiled core, which has no need of names then; None if a field is no slot.
+        self._changeable_at = native.slot_offsets(cls, self._changeable) if native is not None else None
+        self._sized_at = native.slot_offsets(cls, self.sized) if native is not None else None
         self._wake = wake
         self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
         self._wake_at = self._limit = immortal(max(1, int(self._most * _WAKE_SHARE)))

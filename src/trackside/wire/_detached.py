@@ -63,7 +63,7 @@ def _copy(event: Any) -> Any:
 
 
 if native is not None:
-    _copy = native.compile_copy(_copy, Event, MAX_ARRAY_LENGTH, MAX_MAP_LENGTH)
+    _copy = native.compile_copy(_copy, Event)
 
 
 def detached_event(event: Any, names: tuple[str, ...]) -> Any:
