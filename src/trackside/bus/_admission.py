@@ -49,7 +49,6 @@ class Admission:
 
     __slots__ = (
         "_append",
-        "_changeable",
         "_changeable_at",
         "_limit",
         "_most",
@@ -58,6 +57,7 @@ class Admission:
         "_wake",
         "_wake_at",
         "ceiling",
+        "changeable",
         "cls",
         "dropped",
         "failed",
@@ -84,11 +84,11 @@ class Admission:
         self._queue: Sized = queue
         self._append = shared(queue.append)
         self.fill = queue.fill
-        self._changeable = shared(changeable_fields(cls))
+        self.changeable = shared(changeable_fields(cls))
         self.sized = shared(sized_fields(cls))
         """The fields that may be large; all that can be changed are among them."""
         # For the compiled core, which has no need of names then; None if a field is no slot.
-        self._changeable_at = native.slot_offsets(cls, self._changeable) if native is not None else None
+        self._changeable_at = native.slot_offsets(cls, self.changeable) if native is not None else None
         self._sized_at = native.slot_offsets(cls, self.sized) if native is not None else None
         self._wake = wake
         self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
@@ -111,13 +111,9 @@ class Admission:
 
     def admit_sized(self, event: Event) -> None:
         """Do the same with an event that may be large, or has values that their owner could change while it waits."""
-        detached, places = self.measured(event)
+        detached = detached_event(event, self.changeable) if self.changeable else event
+        places = size_of(detached, self.sized) // PLACE_BYTES + 1
         self.admit(detached, places)  # the last line: see `is_settled`
-
-    def measured(self, event: Event) -> tuple[Event, int]:
-        """Return *event*, or a copy if its owner could change it, and the places that it takes."""
-        detached = detached_event(event, self._changeable) if self._changeable else event
-        return detached, size_of(detached, self.sized) // PLACE_BYTES + 1
 
     def has_room(self, places: int = 1) -> bool:
         """Return whether the queue has as many *places* for this priority; else count the event as dropped."""
@@ -200,7 +196,9 @@ class LaneAdmission:
 
     def admit_sized(self, event: Event) -> None:
         """Do the same with an event that may be large, or has values that their owner could change while it waits."""
-        detached, places = self._admission.measured(event)
+        admission = self._admission
+        detached = detached_event(event, admission.changeable) if admission.changeable else event
+        places = size_of(detached, admission.sized) // PLACE_BYTES + 1
         self.admit(detached, places)  # the last line: see `is_settled`
 
 

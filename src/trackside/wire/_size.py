@@ -17,7 +17,7 @@ import attrs
 from trackside.core import is_from_signal_handler
 from trackside.events._event import Event, is_declared
 from trackside.events._fields import hints_of, is_union, own_fields
-from trackside.events.vocabulary import UnknownEvent
+from trackside.events.vocabulary import SpanEnded, UnknownEvent
 from trackside.wire._values import MAX_DEPTH
 
 _NUMBERS: Final = frozenset((bool, int, float, type(None)))
@@ -30,11 +30,13 @@ _ENTRY_BYTES: Final = 64
 
 
 def sized_fields(cls: type[Event]) -> tuple[str, ...]:
-    """Return the fields of *cls* whose declared types admit more than numbers."""
+    """Return the fields of *cls* whose declared types admit more than numbers; none whose length is bounded anyway."""
     if cls is UnknownEvent:
         return ("fields",)
     if not is_declared(cls):
         return ()
+    if issubclass(cls, SpanEnded):
+        return ("name", "attributes")  # the length of an error is bounded where it is described
     try:
         hints = hints_of(cls)
     except Exception:  # a type that cannot be found: such events are counted as invalid when they are encoded
@@ -54,8 +56,10 @@ def size_of(event: Event, names: Iterable[str]) -> int:
         kind = type(value)
         if kind is str:  # as in `_size_of_text`: a call would take as long again
             size += _TEXT_BYTES + (len(value) if value.isascii() else 4 * len(value))
-        elif kind is dict and value and _NUMBERS.issuperset(map(type, value.values())):
-            size += _size_of_numbers(value)
+        elif kind is dict:
+            if value:
+                are_numbers = _NUMBERS.issuperset(map(type, value.values()))
+                size += _size_of_numbers(value) if are_numbers else _size(value, MAX_DEPTH)
         else:
             size += _size(value, MAX_DEPTH)
     return size
