@@ -797,7 +797,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         if (!is_usual || !others) {
             PyObject_GC_Track(event);
         }
-        event = log_event(event, OF_ITERATION, is_short(*ts_slot(event, of_iteration_event[E_KIND])));
+        event = log_event(event, OF_ITERATION, 1);
     }
     retire(&idle_iterations, span, is_usual ? HOLDERS + 1 : 0); /* the "as" variable, too */
     return event;

@@ -40,13 +40,13 @@ class Strange(list):
     [
         (Sized, ("name", "value", "table")),
         (SpanEnded, ("name", "attributes")),
-        (IterationEnded, ("kind",)),
+        (IterationEnded, ()),
         (UnknownEvent, ("fields",)),
         (Event, ()),
     ],
 )
 def test_sized_fields(cls, expected):
-    """All fields have a size but those that are declared as numbers, and the errors of spans."""
+    """All fields have a size but numbers, the errors of spans and the kinds of iterations."""
     assert sized_fields(cls) == expected
 
 

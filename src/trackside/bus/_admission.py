@@ -6,13 +6,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
 from types import CodeType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
 from trackside._implementation import native
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
-from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority, SpanEnded
 from trackside.wire import changeable_fields, detached_event, size_of, sized_fields
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ An event whose values take more memory takes as many places of the queue, so all
 
 An empty queue admits any event.
 """
+_SHORT_NAME: Final = 256
 
 NEVER: Final = immortal(math.inf)
 """More than any count."""
@@ -39,7 +40,39 @@ _ASK_EVERY: Final = 64
 """At most one in so many events of a lane asks for room."""
 
 
-class Admission:
+class _Sizing:
+    """The common part of both kinds of admission: copies and sizes of events."""
+
+    __slots__ = ()
+
+    changeable: tuple[str, ...]
+    """The fields with values that their owner could change while the event waits."""
+    sized: tuple[str, ...]
+    """The fields that may be large; all that can be changed are among them."""
+    admit: Any
+
+    def admit_sized(self, event: Any) -> None:
+        """Admit *event*, or a copy if it can be changed, at as many places as it takes."""
+        detached = detached_event(event, self.changeable) if self.changeable else event
+        places = size_of(detached, self.sized) // PLACE_BYTES + 1
+        self.admit(detached, places)  # the last line: see `is_settled`
+
+    def admit_span(self, event: Any) -> None:
+        """Do the same with the end of a span, which is small unless it has attributes or a long name."""
+        is_small = not event.attributes and type(event.name) is str and len(event.name) <= _SHORT_NAME
+        (self.admit if is_small else self.admit_sized)(event)  # the last line: see `is_settled`
+
+    def admit_of(self, cls: type[Event]) -> Callable[[Any], None]:
+        """Return the function that admits events of *cls*."""
+        # A function in Python: after a call into C the interpreter may run a signal handler, and its exception would
+        # not show that the event was admitted.
+        if not self.sized:
+            plain: Callable[[Any], None] = self.admit
+            return plain
+        return self.admit_span if issubclass(cls, SpanEnded) else self.admit_sized
+
+
+class Admission(_Sizing):
     """
     Admits events of one type, and counts them on both sides of the queue.
 
@@ -86,7 +119,6 @@ class Admission:
         self.fill = queue.fill
         self.changeable = shared(changeable_fields(cls))
         self.sized = shared(sized_fields(cls))
-        """The fields that may be large; all that can be changed are among them."""
         # For the compiled core, which has no need of names then; None if a field is no slot.
         self._changeable_at = native.slot_offsets(cls, self.changeable) if native is not None else None
         self._sized_at = native.slot_offsets(cls, self.sized) if native is not None else None
@@ -97,9 +129,7 @@ class Admission:
 
     def step(self) -> Step:
         """Return this admission's step on a route."""
-        # A function in Python: after a call into C the interpreter may run a signal handler, and its exception would
-        # not show that the event was admitted.
-        return self.offered.add, self.admit_sized if self.sized else self.admit, None, self
+        return self.offered.add, self.admit_of(self.cls), None, self
 
     def admit(self, event: Event, places: int = 1) -> None:
         """Queue *event* if there are as many *places* for its priority, else count it as dropped."""
@@ -108,12 +138,6 @@ class Admission:
             if places > 1:
                 self.fill(places - 1)
             self._append(event)  # the last line: see `is_settled`
-
-    def admit_sized(self, event: Event) -> None:
-        """Do the same with an event that may be large, or has values that their owner could change while it waits."""
-        detached = detached_event(event, self.changeable) if self.changeable else event
-        places = size_of(detached, self.sized) // PLACE_BYTES + 1
-        self.admit(detached, places)  # the last line: see `is_settled`
 
     def has_room(self, places: int = 1) -> bool:
         """Return whether the queue has as many *places* for this priority; else count the event as dropped."""
@@ -167,23 +191,25 @@ class AdmissionByLane(Admission):
     def step(self) -> Step:
         """Return the step on a route of this thread's lane."""
         lane = LaneAdmission(self, self._queue.of_lane())
-        return self.offered.add, lane.admit_sized if self.sized else lane.admit, None, self
+        return self.offered.add, lane.admit_of(self.cls), None, self
 
     def admit(self, event: Event, places: int = 1) -> None:
         """Queue *event* if there are as many *places* for its priority, else count it as dropped."""
         LaneAdmission(self, self._queue.of_lane()).admit(event, places)
 
 
-class LaneAdmission:
+class LaneAdmission(_Sizing):
     """Admits the events of one type that the threads of one lane log."""
 
-    __slots__ = ("_admission", "_append", "_ask_every", "_entries", "_fill")
+    __slots__ = ("_admission", "_append", "_ask_every", "_entries", "_fill", "changeable", "sized")
 
     def __init__(self, admission: AdmissionByLane, entries: deque[Entry]) -> None:
         self._admission = admission
         self._entries = entries
         self._append = entries.append
         self._fill = admission.fill
+        self.changeable = admission.changeable
+        self.sized = admission.sized
         self._ask_every = admission.ask_every
 
     def admit(self, event: Event, places: int = 1) -> None:
@@ -193,13 +219,6 @@ class LaneAdmission:
                 self._fill(places - 1)
             entry = now_ns(), event
             self._append(entry)  # the last line: see `is_settled`
-
-    def admit_sized(self, event: Event) -> None:
-        """Do the same with an event that may be large, or has values that their owner could change while it waits."""
-        admission = self._admission
-        detached = detached_event(event, admission.changeable) if admission.changeable else event
-        places = size_of(detached, admission.sized) // PLACE_BYTES + 1
-        self.admit(detached, places)  # the last line: see `is_settled`
 
 
 make_admission: Final[Callable[..., Admission]] = AdmissionByLane if FREE_THREADED else Admission
@@ -224,10 +243,10 @@ def is_settled(error: BaseException, *codes: CodeType) -> bool:
 
 _SETTLING: Final = (
     Admission.admit.__code__,
-    Admission.admit_sized.__code__,
+    _Sizing.admit_sized.__code__,
+    _Sizing.admit_span.__code__,
     Admission.has_room.__code__,
     LaneAdmission.admit.__code__,
-    LaneAdmission.admit_sized.__code__,
 )
 
 Admissions: TypeAlias = Mapping[type[Event], Admission]

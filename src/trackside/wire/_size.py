@@ -17,7 +17,7 @@ import attrs
 from trackside.core import is_from_signal_handler
 from trackside.events._event import Event, is_declared
 from trackside.events._fields import hints_of, is_union, own_fields
-from trackside.events.vocabulary import SpanEnded, UnknownEvent
+from trackside.events.vocabulary import IterationEnded, SpanEnded, UnknownEvent
 from trackside.wire._values import MAX_DEPTH
 
 _NUMBERS: Final = frozenset((bool, int, float, type(None)))
@@ -37,6 +37,8 @@ def sized_fields(cls: type[Event]) -> tuple[str, ...]:
         return ()
     if issubclass(cls, SpanEnded):
         return ("name", "attributes")  # the length of an error is bounded where it is described
+    if issubclass(cls, IterationEnded):
+        return ()  # its kind is a word
     try:
         hints = hints_of(cls)
     except Exception:  # a type that cannot be found: such events are counted as invalid when they are encoded
