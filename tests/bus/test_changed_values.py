@@ -14,7 +14,7 @@ import trackside
 from blocks import growth_here
 from implementations import needs_core
 from trackside.bus import default_bus
-from trackside.events import Event, RunsOn, SpanEnded, event
+from trackside.events import Event, IterationEnded, RunsOn, SpanEnded, event
 
 
 @attrs.define
@@ -28,6 +28,11 @@ class Shape:
 class Noted(Event):
     value: Any = None
     table: dict[str, Any] = attrs.field(factory=dict)
+
+
+@event("test.changed.counted")
+class Counted(IterationEnded):
+    values: list[Any] = attrs.field(factory=list)
 
 
 class WithoutSlots:
@@ -198,6 +203,20 @@ def test_visited_by_the_garbage_collector(bus, value, is_visited):
     bus.log(Noted(value=value, table={"a": 0.5}))
     assert bus.flush()
     assert found[1:] == [is_visited]
+
+
+def test_iteration_with_a_list(bus, frames, held_still):
+    """So is the end of an iteration of a class that declares more fields, however deep its values are."""
+    bus.subscribe(frames)
+    bus.log(Counted(duration_ns=1))
+    bus.flush()
+    go_on = held_still(bus)
+    values = [[1]]
+    bus.log(Counted(duration_ns=1, values=values))
+    values[0].append(2)
+    go_on()
+    bus.flush()
+    assert [one.values for one in frames.events(Counted)] == [[], [[1]]]
 
 
 def test_event_with_a_dict_of_attributes(bus, frames, held_still):

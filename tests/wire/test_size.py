@@ -23,6 +23,16 @@ class Sized(Event):
     table: dict[str, float] = attrs.field(factory=dict)
 
 
+@event("test.size.counted")
+class Counted(IterationEnded):
+    values: list[int] = attrs.field(factory=list)
+
+
+@event("test.size.noted")
+class Noted(SpanEnded):
+    note: str = ""
+
+
 @attrs.define
 class Point:
     label: str
@@ -41,6 +51,8 @@ class Strange(list):
         (Sized, ("name", "value", "table")),
         (SpanEnded, ("name", "attributes")),
         (IterationEnded, ()),
+        (Counted, ("values",)),
+        (Noted, ("name", "attributes", "note")),
         (UnknownEvent, ("fields",)),
         (Event, ()),
     ],

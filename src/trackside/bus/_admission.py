@@ -28,6 +28,8 @@ An event whose values take more memory takes as many places of the queue, so all
 An empty queue admits any event.
 """
 _SHORT_NAME: Final = 256
+_OF_SPANS: Final = ("name", "attributes")
+"""The fields of a span's end that may be large; an end declared elsewhere may have more."""
 
 NEVER: Final = immortal(math.inf)
 """More than any count."""
@@ -69,7 +71,7 @@ class _Sizing:
         if not self.sized:
             plain: Callable[[Any], None] = self.admit
             return plain
-        return self.admit_span if issubclass(cls, SpanEnded) else self.admit_sized
+        return self.admit_span if issubclass(cls, SpanEnded) and self.sized == _OF_SPANS else self.admit_sized
 
 
 class Admission(_Sizing):

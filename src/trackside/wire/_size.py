@@ -35,15 +35,13 @@ def sized_fields(cls: type[Event]) -> tuple[str, ...]:
         return ("fields",)
     if not is_declared(cls):
         return ()
-    if issubclass(cls, SpanEnded):
-        return ("name", "attributes")  # the length of an error is bounded where it is described
-    if issubclass(cls, IterationEnded):
-        return ()  # its kind is a word
     try:
         hints = hints_of(cls)
     except Exception:  # a type that cannot be found: such events are counted as invalid when they are encoded
         return ()
-    return tuple(name for name in own_fields(cls) if not _are_numbers([hints[name]]))
+    # The length of an error is bounded where it is described, and the kind of an iteration is a word.
+    bounded = "error" if issubclass(cls, SpanEnded) else "kind" if issubclass(cls, IterationEnded) else ""
+    return tuple(name for name in own_fields(cls) if name != bounded and not _are_numbers([hints[name]]))
 
 
 def _are_numbers(hints: Iterable[Any]) -> bool:
