@@ -1,6 +1,6 @@
 /*
  * Reading the usual events of a process for goodput, as read_usual of trackside.handlers.models.goodput._reading does,
- * and packing columns of numbers, as _pack of trackside.handlers.models.goodput._packed does.
+ * and packing slices, as _pack_slices of trackside.handlers.models.goodput._packed does.
  *
  * The slices that these events add to a track are kept in a buffer here and added to its arrays together, when reading
  * stops or the buffer is full. The last slice of the arrays is in the buffer too, because a step that ends may cut it.
@@ -491,54 +491,291 @@ compile_goodput(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* --- packing ----------------------------------------------------------------------------------------------------- */
 
-static PyObject *
-pack_numbers(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+enum { FIRST_BIT, INSIDE_BIT, WASTED_BIT, IGNORED_BITS, OWN_TIME, BITS };
+static long long bits[BITS];
+
+enum { MOST_CODES = 32 }; /* different ones in a block, of which a usual job has four */
+
+/* The slices that are packed: GAP and DISTANCE are derived from the others. */
+typedef struct {
+    Py_ssize_t count;
+    const long long *starts, *ends, *numbers;
+    const unsigned int *codes;
+    long long *gaps, *lengths, *distances;
+} Slices;
+
+/* Add LENGTH to the sum of KEY, one of the COUNT KEYS so far: whether that is possible. */
+static int
+add_sum(long long *keys, long long *totals, int *count, long long key, long long length)
 {
-    if (count != 1 || keywords != NULL || !PyList_CheckExact(args[0]) || PyList_GET_SIZE(args[0]) == 0) {
-        return TS_TO_PYTHON;
+    int place = 0;
+    while (place < *count && keys[place] != key) {
+        place++;
     }
-    PyObject *const *numbers = PySequence_Fast_ITEMS(args[0]);
-    Py_ssize_t length = PyList_GET_SIZE(args[0]);
-    long long number = 0, least = LLONG_MAX, most = LLONG_MIN;
-    for (Py_ssize_t place = 0; place < length; place++) {
-        if (!ts_read_number(&numbers[place], &number)) {
+    if (place == *count) {
+        if (*count == MOST_CODES) {
+            return 0;
+        }
+        keys[place] = key;
+        totals[place] = 0;
+        ++*count;
+    }
+    return !__builtin_add_overflow(totals[place], length, &totals[place]);
+}
+
+/* Append NUMBER to LIST: 0, or -1 with an exception. */
+static int
+append_number(PyObject *list, long long number)
+{
+    PyObject *object = PyLong_FromLongLong(number);
+    int failed = object == NULL || PyList_Append(list, object) < 0;
+    Py_XDECREF(object);
+    return failed ? -1 : 0;
+}
+
+/* Append the NET time of a step to NETS, and to WASTED if it is LOST: 0, or -1 with an exception. */
+static int
+append_net(PyObject *nets, PyObject *wasted, long long net, int lost)
+{
+    return net != 0 && (append_number(nets, net) < 0 || (lost && append_number(wasted, net) < 0)) ? -1 : 0;
+}
+
+/* Sum up SLICES as SliceSums.add does: 1, or 0 if that is left to Python, or -1 with an exception. */
+static int
+sum_up(const Slices *slices, PyObject *sums, PyObject *nets, PyObject *wasted)
+{
+    long long keys[MOST_CODES], totals[MOST_CODES], net = 0, step_end = 0;
+    int count = 0, lost = 0;
+    for (Py_ssize_t place = 0; place < slices->count; place++) {
+        long long code = slices->codes[place], length = slices->lengths[place];
+        int is_first = (code & bits[FIRST_BIT]) != 0;
+        if (is_first) {
+            if (append_net(nets, wasted, net, lost) < 0) {
+                return -1;
+            }
+            net = 0;
+            lost = (code & bits[WASTED_BIT]) != 0;
+        }
+        int is_of_step = is_first || (slices->starts[place] == step_end && (code & bits[INSIDE_BIT]));
+        step_end = is_of_step ? slices->ends[place] : step_end;
+        if (!add_sum(keys, totals, &count, code & ~bits[FIRST_BIT], length)
+            || (is_of_step && (code & ~bits[IGNORED_BITS]) == bits[OWN_TIME] && __builtin_add_overflow(net, length, &net))) {
+            return 0;
+        }
+    }
+    for (int place = 0; place < count; place++) {
+        PyObject *key = PyLong_FromLongLong(keys[place]), *total = PyLong_FromLongLong(totals[place]);
+        int failed = key == NULL || total == NULL || PyDict_SetItem(sums, key, total) < 0;
+        Py_XDECREF(key);
+        Py_XDECREF(total);
+        if (failed) {
+            return -1;
+        }
+    }
+    return append_net(nets, wasted, net, lost) < 0 ? -1 : 1;
+}
+
+/*
+ * Fill in the distances, as _distances does, and find the BASE and the LAST_STEP, which is that of the slices before:
+ * whether that is possible.
+ */
+static int
+find_distances(const Slices *slices, long long *base, long long *last_step)
+{
+    int has_step = 0;
+    long long before = 0;
+    *base = 0;
+    for (Py_ssize_t place = 0; place < slices->count; place++) {
+        long long code = slices->codes[place], number = slices->numbers[place], distance = 1;
+        if (code & bits[FIRST_BIT]) {
+            if (has_step ? __builtin_sub_overflow(number, before, &distance) : __builtin_sub_overflow(number, 1, base)) {
+                return 0;
+            }
+            has_step = 1;
+            before = number;
+            *last_step = code & bits[WASTED_BIT] ? *last_step : number;
+        }
+        slices->distances[place] = distance;
+    }
+    return 1;
+}
+
+/* Return the number of slices until the codes come again if the steps are alike, as _alike finds, else 1. */
+static Py_ssize_t
+find_period(const Slices *slices)
+{
+    const unsigned int *codes = slices->codes;
+    Py_ssize_t period = 1, first = 0;
+    while (period < slices->count && codes[period] != codes[0]) {
+        period++;
+    }
+    if (period == slices->count || slices->count % period != 0) {
+        return 1;
+    }
+    for (Py_ssize_t place = period; place < slices->count; place++) {
+        if (codes[place] != codes[place - period]) {
+            return 1;
+        }
+    }
+    while (first < period && !(codes[first] & bits[FIRST_BIT])) {
+        first++;
+    }
+    Py_ssize_t last = first + 1;
+    while (last < period && (codes[last] & bits[INSIDE_BIT])) {
+        last++;
+    }
+    if (first == period || (codes[first] & bits[WASTED_BIT])) {
+        return 1;
+    }
+    for (Py_ssize_t place = 0; place < slices->count; place++) {
+        Py_ssize_t part = place % period;
+        int is_within = first < part && part < last;
+        if (part != first && (is_within ? (codes[part] & bits[FIRST_BIT]) || slices->gaps[place] != 0
+                                        : (codes[part] & (bits[FIRST_BIT] | bits[INSIDE_BIT])) != 0)) {
+            return 1;
+        }
+    }
+    return period;
+}
+
+static long long
+item_of(const Slices *slices, int column, Py_ssize_t place)
+{
+    return column == 0 ? slices->gaps[place] : column == 1 ? slices->lengths[place]
+           : column == 2 ? (long long)slices->codes[place] : slices->distances[place];
+}
+
+/* Pack the columns part by part, of which there are PERIOD, as _pack does: their shape and the bytes, new references. */
+static PyObject *
+pack_columns(const Slices *slices, Py_ssize_t period, PyObject **shape)
+{
+    Py_ssize_t each = slices->count / period, size = 0;
+    PyObject *planes = NULL;
+    *shape = PyTuple_New(2 * COLUMNS * period);
+    for (int pass = 0; *shape != NULL && pass < 2; pass++) { /* first the shape, and with it the size, then the bytes */
+        unsigned char *bytes = NULL;
+        if (pass == 1 && (planes = PyBytes_FromStringAndSize(NULL, size)) == NULL) {
+            break;
+        }
+        bytes = planes == NULL ? NULL : (unsigned char *)PyBytes_AS_STRING(planes);
+        for (Py_ssize_t part = 0; part < COLUMNS * period; part++) {
+            int column = (int)(part / period), width = 0;
+            long long least = LLONG_MAX, most = LLONG_MIN;
+            for (Py_ssize_t place = part % period; place < slices->count; place += period) {
+                long long item = item_of(slices, column, place);
+                least = item < least ? item : least;
+                most = item > most ? item : most;
+            }
+            for (unsigned long long range = (unsigned long long)most - (unsigned long long)least; range > 0; range >>= 8) {
+                width++;
+            }
+            if (bytes == NULL) {
+                PyObject *of_least = PyLong_FromLongLong(least), *of_width = PyLong_FromLong(width);
+                PyTuple_SET_ITEM(*shape, 2 * part, of_least);
+                PyTuple_SET_ITEM(*shape, 2 * part + 1, of_width);
+                size += width * each;
+                if (of_least == NULL || of_width == NULL) {
+                    Py_CLEAR(*shape);
+                    break;
+                }
+                continue;
+            }
+            for (Py_ssize_t at = 0; width > 0 && at < each; at++) {
+                unsigned long long beyond
+                    = (unsigned long long)item_of(slices, column, part % period + at * period) - (unsigned long long)least;
+                for (int plane = 0; plane < width; plane++, beyond >>= 8) {
+                    bytes[plane * each + at] = (unsigned char)beyond;
+                }
+            }
+            bytes += width * each;
+        }
+    }
+    if (planes == NULL) {
+        Py_CLEAR(*shape);
+    }
+    return planes;
+}
+
+/* Pack SLICES: the result of the Python function, NULL with an exception, or TS_TO_PYTHON. */
+static PyObject *
+pack_these(const Slices *slices, long long last_step)
+{
+    long long base;
+    for (Py_ssize_t place = 0; place < slices->count; place++) {
+        if (__builtin_sub_overflow(slices->ends[place], slices->starts[place], &slices->lengths[place])
+            || __builtin_sub_overflow(slices->starts[place], place > 0 ? slices->ends[place - 1] : slices->starts[place],
+                                      &slices->gaps[place])) {
             return TS_TO_PYTHON;
         }
-        least = number < least ? number : least;
-        most = number > most ? number : most;
     }
-    unsigned long long range = (unsigned long long)most - (unsigned long long)least;
-    int width = 0;
-    for (; range > 0; range >>= 8) {
-        width++;
+    if (!find_distances(slices, &base, &last_step)) {
+        return TS_TO_PYTHON;
     }
-    PyObject *planes = PyBytes_FromStringAndSize(NULL, width * length);
-    if (planes == NULL) {
-        return NULL;
+    PyObject *sums = PyDict_New(), *nets = PyList_New(0), *wasted = PyList_New(0), *shape = NULL, *planes = NULL;
+    int is_summed = sums == NULL || nets == NULL || wasted == NULL ? -1 : sum_up(slices, sums, nets, wasted);
+    if (is_summed > 0) {
+        planes = pack_columns(slices, find_period(slices), &shape);
     }
-    unsigned char *bytes = (unsigned char *)PyBytes_AS_STRING(planes);
-    for (Py_ssize_t place = 0; width > 0 && place < length; place++) {
-        ts_read_number(&numbers[place], &number);
-        unsigned long long beyond = (unsigned long long)number - (unsigned long long)least;
-        for (int plane = 0; plane < width; plane++, beyond >>= 8) {
-            bytes[plane * length + place] = (unsigned char)beyond;
+    PyObject *result = planes == NULL ? NULL : Py_BuildValue("OOOLLOO", sums, nets, wasted, base, last_step, shape, planes);
+    Py_XDECREF(sums);
+    Py_XDECREF(nets);
+    Py_XDECREF(wasted);
+    Py_XDECREF(shape);
+    Py_XDECREF(planes);
+    return is_summed == 0 ? TS_TO_PYTHON : result;
+}
+
+static PyObject *
+pack_slices(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    Py_buffer views[COLUMNS];
+    int held = 0, is_plain = count == COLUMNS + 1 && keywords == NULL;
+    long long last_step;
+    for (int column = STARTS; is_plain && column < COLUMNS; column++) {
+        int size = column == CODES ? sizeof(unsigned int) : sizeof(long long);
+        is_plain = PyObject_CheckBuffer(args[column]) && PyObject_GetBuffer(args[column], &views[column], PyBUF_FORMAT) == 0;
+        held += is_plain;
+        is_plain = is_plain && views[column].format != NULL && strcmp(views[column].format, column == CODES ? "I" : "q") == 0
+                   && views[column].itemsize == size && views[column].len == views[0].len / views[0].itemsize * size;
+    }
+    PyErr_Clear();
+    PyObject *result = TS_TO_PYTHON;
+    if (is_plain && views[0].len > 0 && ts_read_number(&args[COLUMNS], &last_step)) {
+        Py_ssize_t length = views[0].len / views[0].itemsize;
+        long long *derived = PyMem_Malloc(3 * views[0].len);
+        if (derived != NULL) {
+            Slices slices = {length, views[STARTS].buf, views[ENDS].buf, views[NUMBERS].buf, views[CODES].buf,
+                             derived, derived + length, derived + 2 * length};
+            result = pack_these(&slices, last_step);
         }
+        PyMem_Free(derived);
     }
-    return Py_BuildValue("LN", least, planes);
+    while (held > 0) {
+        PyBuffer_Release(&views[--held]);
+    }
+    return result;
 }
 
 PyDoc_STRVAR(compile_packing_doc,
-"compile_packing(python, /)\n--\n\nReturn the function *python*, which packs a column of numbers, compiled.");
+"compile_packing(python, bits, /)\n--\n\n"
+"Return the function *python*, which sums up and packs slices, compiled.\n\n"
+"*bits* are those of codes: the first slice of a step, within a step, done again, those that do not matter for a step's\n"
+"own time, and the code of that.");
 
 static PyObject *
-compile_packing(PyObject *Py_UNUSED(module), PyObject *python)
+compile_packing(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return ts_method(python, pack_numbers, python);
+    PyObject *python;
+    if (!PyArg_ParseTuple(args, "O(LLLLL)", &python, &bits[FIRST_BIT], &bits[INSIDE_BIT], &bits[WASTED_BIT],
+                          &bits[IGNORED_BITS], &bits[OWN_TIME])) {
+        return NULL;
+    }
+    return ts_method(python, pack_slices, python);
 }
 
 static PyMethodDef functions[] = {
     {"compile_goodput", compile_goodput, METH_VARARGS, compile_goodput_doc},
-    {"compile_packing", compile_packing, METH_O, compile_packing_doc},
+    {"compile_packing", compile_packing, METH_VARARGS, compile_packing_doc},
     {NULL, NULL, 0, NULL},
 };
 

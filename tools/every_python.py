@@ -3,8 +3,8 @@ Run the tests on every Python that this machine has, and say which ones it lacks
 
     .venv/bin/python tools/every_python.py [--provide] [--measure] [pytest's arguments]
 
-First comes the interpreter that runs this script, in its own environment and with all tests; then the same without the
-compiled core, and with those tests that this takes part in; then each
+First comes the interpreter that runs this script, in its own environment and with all tests; then the same once more
+without the compiled core, with the long recipes cut shorter still; then each
 other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--provide``, those that
 `tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
 recipes cut shorter still and without what only reads the sources.
@@ -36,8 +36,6 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
 """Those with a "t" run without the interpreter lock."""
 CORE = ("bus", "core", "counters", "events", "instruments", "wire", "handlers/eventlog", "handlers/zeromq")
 """The folders of the tests that run everywhere: threads, processes, bytes and sockets."""
-PURE = ("bus", "core", "counters", "events", "wire")
-"""The folders of the tests that run without the compiled core, too: all that it takes part in."""
 LEFT_OUT = ("3.13",)
 """The minor versions that ``--measure`` leaves to ``make test-all``: the versions before and after them run."""
 MEASURED = "3.14"
@@ -96,9 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     measures = "--measure" in options
     this = this_interpreter()
     outcomes = [run_tests(this, this.path, *arguments)]
-    pure = [f"tests/{folder}" for folder in PURE]
-    outcome = run_tests(this, this.path, "--scale", "0.01", *pure, *arguments, TRACKSIDE_PURE_PYTHON="1")
-    outcomes.append(outcome._replace(extent="pure Python, the core's tests, recipes cut short"))
+    outcome = run_tests(this, this.path, "--scale", "0.01", *arguments, TRACKSIDE_PURE_PYTHON="1")
+    outcomes.append(outcome._replace(extent="all tests in pure Python, recipes cut short"))
     left_out = LEFT_OUT if measures else ()
     found = [interpreter for interpreter in others(this) if interpreter.name not in left_out]
     missing: dict[str, str] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from blocks import least_growth
 from implementations import needs_core, pure
@@ -20,7 +21,16 @@ from trackside.handlers.models.goodput._buckets import (
     WASTED,
     WHOLE_STEP,
 )
-from trackside.handlers.models.goodput._packed import Block, Lengths, SliceSums, _alike, _pack, _unpack, steps_of
+from trackside.handlers.models.goodput._packed import (
+    Block,
+    Lengths,
+    SliceSums,
+    _alike,
+    _pack,
+    _pack_slices,
+    _unpack,
+    steps_of,
+)
 from trackside.handlers.models.goodput._track import BLOCK, Track, joined, mark_redone, overlay, overlay_step
 
 pytestmark = pytest.mark.once
@@ -53,28 +63,72 @@ class TestPack:
         """A number takes the bytes that the greatest difference needs."""
         assert len(_pack(numbers)[1]) == width * len(numbers)
 
-    @needs_core
-    @given(
-        st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300) | st.booleans() | st.just(2**64), max_size=20)
+
+def arrays(slices):
+    """Return the columns of *slices* as a track has them."""
+    return [array(kind, column) for kind, column in zip("qqIq", zip(*slices, strict=True), strict=True)]
+
+
+CODES = [STEP, STEP | WASTED, STEP | FAILED, STEP_CODE, STEP_CODE | WASTED, LOADING, LOADING | INSIDE, SAVING]
+
+
+@st.composite
+def packable(draw):
+    """Return slices, often of steps that are alike, with gaps, numbers and times of any size."""
+    part = st.tuples(
+        st.sampled_from([0, 0, 0, 5, 1 << 40]), st.integers(1, 300) | st.integers(1, 1 << 61), st.sampled_from(CODES)
     )
-    def test_compiled(self, numbers):
-        """In C, numbers are packed to the same bytes as in Python, or refused with the same error."""
+    shape = draw(st.lists(part, min_size=1, max_size=5))
+    at, number, slices = (
+        draw(st.sampled_from([0, 10**18, (1 << 63) - 2000])),
+        draw(st.integers(-(2**63), 2**63 - 1)),
+        [],
+    )
+    for _ in range(draw(st.integers(1, 6))):
+        shape = draw(st.just(shape) | st.lists(part, min_size=1, max_size=5))
+        for gap, length, code in shape:
+            number = number + 1 if code & FIRST else number
+            slices.append((at + gap, at + gap + length, code, number if code & FIRST else 0))
+            at += gap + length
+    return [item for item in slices if max(item) < 1 << 63] or [(0, 1, STEP, 0)]
 
-        def outcome(pack):
-            try:
-                return pack(list(numbers))
-            except (ValueError, OverflowError) as error:
-                return type(error), str(error)
 
-        assert outcome(_pack) == outcome(PURE._pack)
+class TestPackSlices:
+    @needs_core
+    @given(packable(), st.integers(-1, 2**63 - 1))
+    @example([(0, 5, STEP, 1), (6, 9, STEP_CODE, 0), (9, 12, STEP, 2), (13, 14, STEP_CODE, 0)], -1)
+    @example([(0, 5, STEP, 1), (5, 9, STEP_CODE, 0), (11, 12, STEP, 2), (12, 14, STEP_CODE, 0)], -1)
+    def test_compiled(self, slices, last_step):
+        """In C, slices are summed up and packed exactly as in Python."""
+        assert _pack_slices(*arrays(slices), last_step) == PURE._pack_slices(*arrays(slices), last_step)
+
+    def test_by_hand(self):
+        """Two steps of three slices each: the sums, the steps' own times, and one byte for what differs."""
+        slices = [
+            (100, 110, STEP, 7),
+            (110, 140, LOADING | INSIDE, 0),
+            (140, 200, STEP_CODE, 0),
+            (205, 216, STEP, 8),
+            (216, 246, LOADING | INSIDE, 0),
+            (246, 300, STEP_CODE, 0),
+        ]
+        sums, nets, wasted, base, last_step, shape, data = _pack_slices(*arrays(slices), -1)
+        assert sums == {STEP_CODE: 10 + 60 + 11 + 54, LOADING | INSIDE: 60}
+        assert (nets, wasted, base, last_step) == ([70, 65], [], 6, 8)
+        # Gaps of 0 and 5, lengths of 10 and 11, of 30 twice, of 60 and 54; the codes; distances of 1.
+        codes = (STEP, 0, LOADING | INSIDE, 0, STEP_CODE, 0)
+        assert shape == (0, 1, 0, 0, 0, 0, 10, 1, 30, 0, 54, 1, *codes, 1, 0, 1, 0, 1, 0)
+        assert data == bytes([0, 5, 0, 1, 6, 0])
 
     @needs_core
     def test_leaks_nothing(self):
         """Packing in C, or refusing to, keeps no reference."""
+        usual = arrays([(at, at + 3, STEP | (at % 9 == 0) * WASTED, at) for at in range(0, 300, 3)])
+        far = arrays([(-(2**62), 2**62, STEP, 1), (2**62, 2**62 + 1, LOADING, 0)])
 
         def run():
-            for most in (5, 1 << 50, 1 << 62):
-                _pack([0, most] * 100)
+            for columns_of in (usual, far):
+                _pack_slices(*columns_of, -1)
 
         assert least_growth(run) < 10
 

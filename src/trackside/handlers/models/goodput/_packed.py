@@ -163,6 +163,13 @@ class SliceSums:
         self._net = self._lost = self._step_end = 0
         self.add(slices)
 
+    @classmethod
+    def of(cls, sums: dict[int, int], nets: list[int], wasted: list[int]) -> SliceSums:
+        """Return these sums, of slices that nothing follows."""
+        summed = cls()
+        summed.sums, summed._nets, summed._wasted = sums, nets, wasted
+        return summed
+
     def add(self, slices: Iterable[Slice]) -> None:
         """Add *slices*, which follow those added before."""
         sums, nets, net, lost, step_end = self.sums, self._nets, self._net, self._lost, self._step_end
@@ -284,24 +291,10 @@ class Block:
         Returns:
             The block, and its sums.
         """
-        starts, ends, codes, numbers = columns
-        lengths = list(map(sub, ends, starts))
-        gaps = [0, *map(sub, starts[1:], ends)]
-        steps = _alike(gaps, codes)
-        if steps is not None:
-            summed = SliceSums()
-            summed.add_alike(lengths, codes, steps)
-            base, last_step, distances = _distances_alike(numbers, steps)
-        else:
-            summed = SliceSums(zip(*columns, strict=True))
-            base, last_step, distances = _distances(codes, numbers, last_step)
-        period = 1 if steps is None else steps.period
-        each = len(starts) // period
-        packed = [_pack(column[part::period]) for column in (gaps, lengths, codes, distances) for part in range(period)]
-        data = b"".join(planes for _, planes in packed)
-        shape = tuple(number for least, planes in packed for number in (least, len(planes) // each))
-        block = cls(starts[0], ends[-1], len(starts), summed.sums, len(summed.nets), last_step, base, shape, data)
-        return block, summed
+        sums, nets, wasted, base, last_step, shape, data = _pack_slices(*columns, last_step)
+        starts, ends = columns[:2]
+        block = cls(starts[0], ends[-1], len(starts), sums, len(nets), last_step, base, shape, data)
+        return block, SliceSums.of(sums, nets, wasted)
 
     def slices(self) -> list[Slice]:
         """Unpack the slices."""
@@ -362,6 +355,31 @@ class Block:
         return attrs.evolve(block, end=slices[-1][1], sums=summed.sums, samples=len(summed.nets)), summed
 
 
+def _pack_slices(
+    starts: Sequence[int], ends: Sequence[int], codes: Sequence[int], numbers: Sequence[int], last_step: int
+) -> tuple[dict[int, int], list[int], list[int], int, int, tuple[int, ...], bytes]:
+    """Return the `sums`, `nets` and `wasted` of slices, and the last four attributes of the `Block` with them."""
+    lengths = list(map(sub, ends, starts))
+    gaps = [0, *map(sub, starts[1:], ends)]
+    steps = _alike(gaps, codes)
+    if steps is not None:
+        summed = SliceSums()
+        summed.add_alike(lengths, codes, steps)
+        base, last_step, distances = _distances_alike(numbers, steps)
+    else:
+        summed = SliceSums(zip(starts, ends, codes, numbers, strict=True))
+        base, last_step, distances = _distances(codes, numbers, last_step)
+    period = 1 if steps is None else steps.period
+    each = len(starts) // period
+    packed = [_pack(column[part::period]) for column in (gaps, lengths, codes, distances) for part in range(period)]
+    shape = tuple(number for least, planes in packed for number in (least, len(planes) // each))
+    return summed.sums, summed.nets, summed.wasted, base, last_step, shape, b"".join(planes for _, planes in packed)
+
+
+if native is not None:
+    _pack_slices = native.compile_packing(_pack_slices, (FIRST, INSIDE, WASTED, ~_KIND_AND_QUALITY, _OWN_TIME))
+
+
 def _pack(numbers: Sequence[int]) -> tuple[int, bytes]:
     """
     Return the least of *numbers*, and the bytes of the differences from it.
@@ -377,10 +395,6 @@ def _pack(numbers: Sequence[int]) -> tuple[int, bytes]:
         words.byteswap()
     data = words.tobytes()
     return least, b"".join(data[place::_WORD] for place in range(width))
-
-
-if native is not None:
-    _pack = native.compile_packing(_pack)
 
 
 def _unpack(least: int, planes: bytes, count: int) -> list[int]:

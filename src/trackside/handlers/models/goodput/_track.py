@@ -447,7 +447,7 @@ class Track:
         if cut == len(self._codes):
             self._limit = cut + BLOCK
             return
-        self._packed.pack([column[:cut].tolist() for column in self._columns()])
+        self._packed.pack([column[:cut] for column in self._columns()])
         for column in self._columns():
             del column[:cut]
         self._limit = 2 * BLOCK
