@@ -68,6 +68,38 @@ ts_read_number(PyObject *const *slot, long long *number)
     return overflow == 0;
 }
 
+/*
+ * Instances of classes whose slots are read often, as the interpreter lays them out: the slots of a class follow those of
+ * its base, in the order of their names. ts_check_layout() finds whether a class is laid out so.
+ */
+#define TS_EVENT PyObject_HEAD PyObject *seq, *source, *at_ns, *span_id, *step;
+typedef struct {
+    TS_EVENT
+} Event;
+typedef struct {
+    TS_EVENT
+    PyObject *parent_span_id;
+} EventOfSpan;
+typedef struct {
+    TS_EVENT
+    PyObject *parent_span_id, *attributes, *duration_ns, *error, *name;
+} SpanEnded;
+typedef struct {
+    TS_EVENT
+    PyObject *parent_span_id, *duration_ns, *failed, *flops, *kind, *loss, *samples, *tokens;
+} IterationEnded;
+
+typedef struct {
+    const char *name;
+    size_t offset;
+} Place;
+#define TS_PLACE(type, field) {#field, offsetof(type, field)}
+#define TS_PRIVATE_PLACE(type, field) {"_" #field, offsetof(type, field)}
+
+/* Check that CLS has the slots of PLACES, which end with one without a name: 0, or -1 with an exception. */
+int ts_check_layout(PyTypeObject *cls, const Place *places);
+extern const Place ts_places_of_events[], ts_places_of_spans[], ts_places_of_iterations[];
+
 /* Store VALUE, a new reference or NULL, in SLOT: 0, or -1 with an exception. What it replaces may be freed. */
 static inline int
 ts_store(PyObject **slot, PyObject *value)

@@ -42,12 +42,6 @@ count_next(Count *self)
     return number;
 }
 
-static PyObject *
-count_repr(Count *self)
-{
-    return PyUnicode_FromFormat("count(%lld)", self->next);
-}
-
 static void
 count_dealloc(PyObject *self)
 {
@@ -56,12 +50,17 @@ count_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+static PyMemberDef members[] = {
+    {"next", T_LONGLONG, offsetof(Count, next), READONLY, "The number that comes next."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot slots[] = {
+    {Py_tp_members, members},
     {Py_tp_doc, "Count(start)\n--\n\nCount up from *start*, as itertools.count does."},
     {Py_tp_new, count_new},
     {Py_tp_iter, PyObject_SelfIter},
     {Py_tp_iternext, count_next},
-    {Py_tp_repr, count_repr},
     {Py_tp_dealloc, count_dealloc},
     {0, NULL},
 };

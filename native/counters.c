@@ -13,6 +13,7 @@
 
 #include "core.h"
 
+#include <float.h>
 #include <math.h>
 
 enum { FOLD_AT = 1024, MOST_CHUNKS = 16 };
@@ -289,9 +290,9 @@ record(int which, PyObject *object, PyObject *const *args, Py_ssize_t count, PyO
     if (count == 1 && keywords == NULL && Py_TYPE(object) == methods[which].owner && PyFloat_CheckExact(args[0])) {
         Recorder *self = (Recorder *)object;
         double real = PyFloat_AS_DOUBLE(args[0]);
-        if (self->count > 0 && self->count < FOLD_AT && self->kind == FLOATS && self->list != NULL
-            && PyList_CheckExact(self->list) && PyList_GET_SIZE(self->list) == 0 && isfinite(real)
-            && !(which == COUNTER && real < 0.0)) {
+        if ((size_t)(self->count - 1) < FOLD_AT - 1 && self->kind == FLOATS && self->list != NULL
+            && PyList_CheckExact(self->list) && PyList_GET_SIZE(self->list) == 0
+            && (which == COUNTER ? 0.0 <= real && real <= DBL_MAX : isfinite(real))) {
             self->samples[self->count++].real = real;
             Py_RETURN_NONE;
         }

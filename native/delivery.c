@@ -14,12 +14,10 @@ enum { ENCODE, APPENDS, PENDS, BATCH, IS_PLAIN, NEEDS_NUMBER, OF_ADMISSION, FAN_
 static const char *const fan_out_slots[] = {"encode", "appends", "pends", "batch", "is_plain", "needs_number", "admission"};
 enum { NUMBER, FIRST_SEQ, OFFSET, ROOM, BATCHER_SLOTS };
 static const char *const batcher_slots[] = {"batch", "first_seq", "offset", "room_bytes"};
-enum { SOURCE, SEQ, EVENT_SLOTS };
-static const char *const event_slots[] = {"_source", "_seq"};
 static const char *const admission_slots[] = {"taken"};
 
 /* All are set once and kept for ever, like the module trackside.bus._delivery. */
-static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_event[EVENT_SLOTS], of_taken;
+static Py_ssize_t of_fan_out[FAN_OUT_SLOTS], of_batcher[BATCHER_SLOTS], of_taken;
 static PyTypeObject *fan_out_type, *batcher_type, *admission_type, *event_type;
 static long long extra_bytes;
 static PyObject *popleft_name;
@@ -72,8 +70,8 @@ copy_event(PyObject *event)
     for (PyObject **from = (PyObject **)(event + 1); to < end; from++, to++) {
         *to = Py_XNewRef(*from);
     }
-    Py_CLEAR(*ts_slot(copy, of_event[SOURCE]));
-    Py_CLEAR(*ts_slot(copy, of_event[SEQ]));
+    Py_CLEAR(((Event *)copy)->source);
+    Py_CLEAR(((Event *)copy)->seq);
     return copy;
 }
 
@@ -246,7 +244,7 @@ deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source,
     PyObject **taken_slot = ts_slot(*ts_slot(fan_out, of_fan_out[OF_ADMISSION]), of_taken), *number = NULL, *counted = NULL;
     int needs_number = *ts_slot(fan_out, of_fan_out[NEEDS_NUMBER]) == Py_True;
     long long taken, size = 0;
-    if (needs_number && *ts_slot(event, of_event[SEQ]) != NULL) {
+    if (needs_number && ((Event *)event)->seq != NULL) {
         return 0; /* it was logged before: Python makes a copy */
     }
     PyObject *row = ts_row(*ts_slot(fan_out, of_fan_out[ENCODE]), event, (unsigned long long)offset);
@@ -262,8 +260,8 @@ deliver(PyObject *fan_out, PyObject *event, PyObject *popleft, PyObject *source,
         size = PyBytes_GET_SIZE(row);
         Py_XSETREF(*taken_slot, Py_NewRef(counted));
         if (needs_number) {
-            Py_XSETREF(*ts_slot(event, of_event[SOURCE]), Py_NewRef(source));
-            Py_XSETREF(*ts_slot(event, of_event[SEQ]), Py_NewRef(number));
+            Py_XSETREF(((Event *)event)->source, Py_NewRef(source));
+            Py_XSETREF(((Event *)event)->seq, Py_NewRef(number));
         }
         if (call_each(*ts_slot(fan_out, of_fan_out[APPENDS]), row) < 0
             || call_each(*ts_slot(fan_out, of_fan_out[PENDS]), event) < 0) {
@@ -333,7 +331,7 @@ deliver_plain(PyObject *Py_UNUSED(about), PyObject *const *args, Py_ssize_t coun
 static int
 know_events(PyTypeObject *event)
 {
-    if (ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0) {
+    if (ts_check_layout(event, ts_places_of_events) < 0) {
         return -1;
     }
     Py_XSETREF(event_type, (PyTypeObject *)Py_NewRef((PyObject *)event));

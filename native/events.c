@@ -247,12 +247,10 @@ read_clock(long long *now)
  * ids. A number with a single reference is seen by its holder alone, so it may be changed. Allocating and freeing four
  * of them for each span took a twelfth of a step.
  */
-enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
+enum { MOST_NUMBERS = 2048, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
 enum { LARGEST_SHARED = 1024 }; /* the interpreter shares small numbers: up to 256, from 3.15 on up to 1,024 */
-static struct {
-    int count;
-    PyObject *kept[MOST_NUMBERS];
-} numbers[MOST_DIGITS];
+static int number_counts[MOST_DIGITS];
+static PyObject *numbers[MOST_DIGITS][MOST_NUMBERS];
 
 /*
  * Return how many digits NUMBER has if it is positive and not marked as shared, else a count that no number here has.
@@ -276,8 +274,8 @@ ts_drop_number(PyObject *number)
     if (Py_REFCNT(number) == 1 && PyLong_CheckExact(number)) {
         size_t place = count_digits(number) - 1;
         int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as in ts_number() */
-        if (place < MOST_DIGITS && is_used_again && numbers[place].count < MOST_NUMBERS) {
-            numbers[place].kept[numbers[place].count++] = number;
+        if (place < MOST_DIGITS && is_used_again && number_counts[place] < MOST_NUMBERS) {
+            numbers[place][number_counts[place]++] = number;
             return;
         }
     }
@@ -287,14 +285,14 @@ ts_drop_number(PyObject *number)
 PyObject *
 ts_number(long long value)
 {
-    int place = 0;
-    while (place < MOST_DIGITS - 1 && value >> (place + 1) * PyLong_SHIFT != 0) {
-        place++;
+    int place = MOST_DIGITS - 1; /* most are times */
+    while (place > 0 && value >> place * PyLong_SHIFT == 0) {
+        place--;
     }
-    if (value <= LARGEST_SHARED || numbers[place].count == 0) {
+    if (value <= LARGEST_SHARED || number_counts[place] == 0) {
         return PyLong_FromLongLong(value);
     }
-    PyObject *number = numbers[place].kept[--numbers[place].count];
+    PyObject *number = numbers[place][--number_counts[place]];
     digit *digits = DIGITS_OF(number);
     for (int each = 0; each <= place; each++, value >>= PyLong_SHIFT) {
         digits[each] = (digit)(value & PyLong_MASK);

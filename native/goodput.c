@@ -20,17 +20,11 @@ static const char *const track_slots[] = {
     "_starts", "_ends", "_codes", "_numbers", "_limit", "_late_end", "_tallied", "top", "step_end", "last_step",
 };
 enum { COLUMNS = 4, MOST_SLICES = 256 };
-enum { AT, STEP, SPAN_ID, EVENT_SOURCE, SEQ, EVENT_SLOTS };
-static const char *const event_slots[] = {"at_ns", "step", "span_id", "_source", "_seq"};
-enum { DURATION, NAME, ATTRIBUTES, SPAN_SLOTS };
-static const char *const span_slots[] = {"duration_ns", "name", "attributes"};
-enum { ITERATION_DURATION, KIND, FAILED, ITERATION_SLOTS };
-static const char *const iteration_slots[] = {"duration_ns", "kind", "failed"};
 enum { DATA_LOADING, THREAD, BADPUT_TYPE, TRAINING, MAIN, ROLE, WORDS };
 enum { NEVER, NO_STEP, LATEST, LOADED, WHOLE_STEP, LOADED_INSIDE, REST_OF_STEP, NUMBERS_KNOWN };
 
 /* All are set once and kept for ever, like the module that gives them. */
-static Py_ssize_t of_process[PROCESS_SLOTS], of_track[TRACK_SLOTS], of_event[EVENT_SLOTS], of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS];
+static Py_ssize_t of_process[PROCESS_SLOTS], of_track[TRACK_SLOTS];
 static PyTypeObject *process_type, *track_type, *iteration_type, *started_type;
 static PyObject *spans, *timed, *words[WORDS], *frombytes, *seal;
 static long long known[NUMBERS_KNOWN];
@@ -256,9 +250,10 @@ read_duration(const Reading *reading, PyObject *const *slot, long long at, long 
 static int
 read_span(Reading *reading, PyObject *event, long long at)
 {
-    PyObject *name = *ts_slot(event, of_span[NAME]), *attributes = *ts_slot(event, of_span[ATTRIBUTES]);
+    SpanEnded *span = (SpanEnded *)event;
+    PyObject *name = span->name, *attributes = span->attributes;
     long long duration;
-    if (!read_duration(reading, ts_slot(event, of_span[DURATION]), at, &duration) || name == NULL
+    if (!read_duration(reading, &span->duration_ns, at, &duration) || name == NULL
         || !PyUnicode_CheckExact(name) || attributes == NULL || !PyDict_CheckExact(attributes)
         || !ts_has_text_keys(attributes)) {
         return 0;
@@ -286,13 +281,14 @@ read_span(Reading *reading, PyObject *event, long long at)
 static int
 read_iteration(Reading *reading, PyObject *event, long long at)
 {
-    PyObject *kind = *ts_slot(event, of_iteration[KIND]), *id = *ts_slot(event, of_event[SPAN_ID]);
+    IterationEnded *iteration = (IterationEnded *)event;
+    PyObject *kind = iteration->kind, *id = iteration->span_id;
     Tail *track = &reading->track;
     long long duration, step;
-    if (!read_duration(reading, ts_slot(event, of_iteration[ITERATION_DURATION]), at, &duration) || duration == 0
-        || !ts_read_number(ts_slot(event, of_event[STEP]), &step) || track->last_step < 0 || step < track->last_step
+    if (!read_duration(reading, &iteration->duration_ns, at, &duration) || duration == 0
+        || !ts_read_number(&iteration->step, &step) || track->last_step < 0 || step < track->last_step
         || step >= known[LATEST] || kind == NULL || !PyUnicode_CheckExact(kind) || id == NULL
-        || PyUnicode_Compare(kind, words[TRAINING]) != 0 || *ts_slot(event, of_iteration[FAILED]) != Py_False
+        || PyUnicode_Compare(kind, words[TRAINING]) != 0 || iteration->failed != Py_False
         || reading->is_restored || (reading->started_at != known[NEVER] && reading->started_restored)) {
         return 0;
     }
@@ -313,7 +309,7 @@ read_step_start(Reading *reading, PyObject *event, long long at)
 {
     Tail *track = &reading->track;
     long long step, start = reading->started_at, number = reading->started_step;
-    if (!ts_read_number(ts_slot(event, of_event[STEP]), &step) || start == known[NEVER] || start < track->top || at <= start
+    if (!ts_read_number(&((Event *)event)->step, &step) || start == known[NEVER] || start < track->top || at <= start
         || at < reading->begin || track->last_step < 0 || number < track->last_step || step <= number || step >= known[LATEST]
         || reading->started_restored || reading->is_restored || reading->first_step == known[NO_STEP]) {
         return 0;
@@ -333,8 +329,8 @@ read_event(Reading *reading, PyObject *event)
     int (*read)(Reading *, PyObject *, long long) = type == iteration_type ? read_iteration
                                                     : type == started_type ? read_step_start
                                                     : ts_is_among(type, spans) ? read_span : NULL;
-    if (read == NULL || *ts_slot(event, of_event[EVENT_SOURCE]) != reading->source
-        || !ts_read_number(ts_slot(event, of_event[AT]), &at) || !ts_read_number(ts_slot(event, of_event[SEQ]), &seq)
+    if (read == NULL || ((Event *)event)->source != reading->source
+        || !ts_read_number(&((Event *)event)->at_ns, &at) || !ts_read_number(&((Event *)event)->seq, &seq)
         || seq < reading->next_seq || seq == LLONG_MAX || reading->version == LLONG_MAX || at < reading->last
         || at < reading->begin || at >= reading->before || !read(reading, event, at)) {
         return 0;
@@ -472,9 +468,8 @@ compile_goodput(PyObject *Py_UNUSED(module), PyObject *args)
                           &known[LATEST], &known[LOADED], &known[WHOLE_STEP], &known[LOADED_INSIDE], &known[REST_OF_STEP])
         || ts_find_slots(process, process_slots, PROCESS_SLOTS, of_process) < 0
         || ts_find_slots(track, track_slots, TRACK_SLOTS, of_track) < 0
-        || ts_find_slots(event, event_slots, EVENT_SLOTS, of_event) < 0
-        || ts_find_slots(span, span_slots, SPAN_SLOTS, of_span) < 0
-        || ts_find_slots(iteration, iteration_slots, ITERATION_SLOTS, of_iteration) < 0) {
+        || ts_check_layout(event, ts_places_of_events) < 0 || ts_check_layout(span, ts_places_of_spans) < 0
+        || ts_check_layout(iteration, ts_places_of_iterations) < 0) {
         return NULL;
     }
     for (int word = 0; word < WORDS; word++) {

@@ -28,19 +28,12 @@ static const char *const times_slots[] = {"count", "total_ns", "waiting"};
 enum { DONE_ITERATIONS, DONE_SAMPLES, DONE_TRAINING, DONE_FLOPS, PROGRESS_SLOTS };
 static const char *const progress_slots[] = {"iterations", "samples", "train_ns", "flops"};
 static const char *const parts_slots[] = {"within"};
-enum { AT, STEP, SPAN_ID, PARENT_ID, EVENT_SLOTS };
-/* Of spans and iterations. */
-static const char *const event_slots[] = {"at_ns", "step", "span_id", "parent_span_id"};
-enum { DURATION, NAME, ATTRIBUTES, SPAN_SLOTS };
-static const char *const span_slots[] = {"duration_ns", "name", "attributes"};
-enum { ITERATION_DURATION, KIND, EVENT_SAMPLES, EVENT_TOKENS, EVENT_FLOPS, LOSS, FAILED, ITERATION_SLOTS };
-static const char *const iteration_slots[] = {"duration_ns", "kind", "samples", "tokens", "flops", "loss", "failed"};
 enum { OF_METRICS, OF_TIMER, OF_WORK, OF_TIMES, OF_PROGRESS, OF_PARTS, OBJECTS };
 enum { PLACES = 3, MOST_WAITING = 256, MOST_OPEN = 64 };
 
 /* All are set once and kept for ever, like the module that gives them. */
 static Py_ssize_t of_metrics[METRICS_SLOTS], of_timer[TIMER_SLOTS], of_work[WORK_SLOTS], of_times[TIMES_SLOTS],
-    of_progress[PROGRESS_SLOTS], of_parts[1], of_event[EVENT_SLOTS], of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS];
+    of_progress[PROGRESS_SLOTS], of_parts[1];
 static PyTypeObject *object_types[OBJECTS], *iteration_type;
 static PyObject *spans, *places, *special, *data_loading, *thread, *training, *readers, *nothing;
 static long long longest_window, fold_at;
@@ -237,11 +230,12 @@ add_parts(const Open *open, long long parts[PLACES])
 static int
 read_span(Reading *reading, PyObject *event)
 {
-    PyObject *name = *ts_slot(event, of_span[NAME]), *attributes = *ts_slot(event, of_span[ATTRIBUTES]), *number;
+    SpanEnded *span = (SpanEnded *)event;
+    PyObject *name = span->name, *attributes = span->attributes, *number;
     long long at, id, parent_id, duration, place = -1, parts[PLACES] = {0};
-    if (name == NULL || !PyUnicode_CheckExact(name) || !ts_read_number(ts_slot(event, of_event[AT]), &at) || !is_within(at, LARGE)
-        || !ts_read_number(ts_slot(event, of_event[SPAN_ID]), &id) || !ts_read_number(ts_slot(event, of_event[PARENT_ID]), &parent_id)
-        || !ts_read_number(ts_slot(event, of_span[DURATION]), &duration) || !is_within(duration, SMALL)
+    if (name == NULL || !PyUnicode_CheckExact(name) || !ts_read_number(&span->at_ns, &at) || !is_within(at, LARGE)
+        || !ts_read_number(&span->span_id, &id) || !ts_read_number(&span->parent_span_id, &parent_id)
+        || !ts_read_number(&span->duration_ns, &duration) || !is_within(duration, SMALL)
         || PySet_Contains(special, name) != 0) {
         return 0;
     }
@@ -310,17 +304,18 @@ find_flops(const Reading *reading, PyObject *given, const Optional *samples, Opt
 static int
 read_iteration(Reading *reading, PyObject *event)
 {
-    PyObject *kind = *ts_slot(event, of_iteration[KIND]), *loss = *ts_slot(event, of_iteration[LOSS]);
+    IterationEnded *iteration = (IterationEnded *)event;
+    PyObject *kind = iteration->kind, *loss = iteration->loss;
     long long at, step, id, parent_id, duration, whole_loss = 0, product, per_gpu_time = 0, parts[PLACES] = {0};
     Optional samples, tokens;
     OptionalDouble flops;
     if (kind == NULL || !PyUnicode_CheckExact(kind) || PyUnicode_Compare(kind, training) != 0
-        || *ts_slot(event, of_iteration[FAILED]) != Py_False || !ts_read_number(ts_slot(event, of_event[AT]), &at)
-        || !is_within(at, LARGE) || !ts_read_number(ts_slot(event, of_event[STEP]), &step) || !is_within(step, LARGE)
-        || !ts_read_number(ts_slot(event, of_event[SPAN_ID]), &id) || !ts_read_number(ts_slot(event, of_event[PARENT_ID]), &parent_id)
-        || !ts_read_number(ts_slot(event, of_iteration[ITERATION_DURATION]), &duration) || !is_within(duration, SMALL)
-        || !read_optional(ts_slot(event, of_iteration[EVENT_SAMPLES]), SMALL, &samples)
-        || !read_optional(ts_slot(event, of_iteration[EVENT_TOKENS]), SMALL, &tokens) || loss == NULL
+        || iteration->failed != Py_False || !ts_read_number(&iteration->at_ns, &at)
+        || !is_within(at, LARGE) || !ts_read_number(&iteration->step, &step) || !is_within(step, LARGE)
+        || !ts_read_number(&iteration->span_id, &id) || !ts_read_number(&iteration->parent_span_id, &parent_id)
+        || !ts_read_number(&iteration->duration_ns, &duration) || !is_within(duration, SMALL)
+        || !read_optional(&iteration->samples, SMALL, &samples)
+        || !read_optional(&iteration->tokens, SMALL, &tokens) || loss == NULL
         || !(loss == Py_None || PyFloat_CheckExact(loss) || (ts_read_number(&loss, &whole_loss) && is_within(whole_loss, SMALL)))) {
         return 0;
     }
@@ -343,7 +338,7 @@ read_iteration(Reading *reading, PyObject *event)
         }
         tokens = (Optional){product, 1};
     }
-    if (!find_flops(reading, *ts_slot(event, of_iteration[EVENT_FLOPS]), &samples, &flops)
+    if (!find_flops(reading, iteration->flops, &samples, &flops)
         || !is_within(step_ns, SMALL) || (flops.is_known && __builtin_mul_overflow(step_ns * 1000, reading->ranks, &per_gpu_time))
         || (reading->done_iterations + 1) % reading->log_every == 0 || reading->total + step_ns >= longest_window
         || reading->were_waiting + reading->new_waiting + 1 >= fold_at) {
@@ -609,9 +604,7 @@ compile_metrics(PyObject *Py_UNUSED(module), PyObject *args)
         || ts_find_slots(types[OF_TIMES], times_slots, TIMES_SLOTS, of_times) < 0
         || ts_find_slots(types[OF_PROGRESS], progress_slots, PROGRESS_SLOTS, of_progress) < 0
         || ts_find_slots(types[OF_PARTS], parts_slots, 1, of_parts) < 0
-        || ts_find_slots(span, event_slots, EVENT_SLOTS, of_event) < 0
-        || ts_find_slots(span, span_slots, SPAN_SLOTS, of_span) < 0
-        || ts_find_slots(iteration, iteration_slots, ITERATION_SLOTS, of_iteration) < 0) {
+        || ts_check_layout(span, ts_places_of_spans) < 0 || ts_check_layout(iteration, ts_places_of_iterations) < 0) {
         return NULL;
     }
     PyObject *name, *place_of_name;

@@ -311,6 +311,38 @@ ts_find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t
     return 0;
 }
 
+int
+ts_check_layout(PyTypeObject *cls, const Place *places)
+{
+    for (; places->name != NULL; places++) {
+        Py_ssize_t offset;
+        if (ts_find_slots(cls, &places->name, 1, &offset) < 0) {
+            return -1;
+        }
+        if (offset != (Py_ssize_t)places->offset) {
+            PyErr_Format(PyExc_SystemError, "%s has its slot %s elsewhere", cls->tp_name, places->name);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+#define PLACES_OF_EVENTS(type) \
+    TS_PRIVATE_PLACE(type, seq), TS_PRIVATE_PLACE(type, source), TS_PLACE(type, at_ns), TS_PLACE(type, span_id), TS_PLACE(type, step)
+
+const Place ts_places_of_events[] = {PLACES_OF_EVENTS(Event), {NULL, 0}};
+const Place ts_places_of_spans[] = {
+    PLACES_OF_EVENTS(SpanEnded),         TS_PLACE(SpanEnded, parent_span_id), TS_PLACE(SpanEnded, attributes),
+    TS_PLACE(SpanEnded, duration_ns),    TS_PLACE(SpanEnded, error),          TS_PLACE(SpanEnded, name),
+    {NULL, 0},
+};
+const Place ts_places_of_iterations[] = {
+    PLACES_OF_EVENTS(IterationEnded),      TS_PLACE(IterationEnded, parent_span_id), TS_PLACE(IterationEnded, duration_ns),
+    TS_PLACE(IterationEnded, failed),      TS_PLACE(IterationEnded, flops),          TS_PLACE(IterationEnded, kind),
+    TS_PLACE(IterationEnded, loss),        TS_PLACE(IterationEnded, samples),        TS_PLACE(IterationEnded, tokens),
+    {NULL, 0},
+};
+
 PyDoc_STRVAR(encoding_doc,
 "row_encoding(cls, number, fields, limit, python, /)\n--\n\n"
 "Return the function *python*, which encodes events of *cls* to rows, compiled; itself if they have no slots.\n\n"

@@ -14,23 +14,29 @@
 
 #include "core.h"
 
-enum { AROUND, INSIDE, GIVEN, ENDED, THREAD, ATTRIBUTES, ID, NAME, PARENT_ID, START_NS, SPAN_SLOTS };
-static const char *const span_slots[] = {"_around",    "_inside", "_given", "_ended",    "_thread",
-                                         "attributes", "id",      "name",   "parent_id", "start_ns"};
+/* The slots of spans and iterations, as the interpreter lays them out: see core.h. */
+#define SPAN_SLOTS                                                                                                   \
+    PyObject_HEAD PyObject *around, *end_annotation, *ended, *given, *inside, *thread, *attributes, *id, *name,      \
+        *parent_id, *start_ns;
+typedef struct {
+    SPAN_SLOTS
+} Span;
+typedef struct {
+    SPAN_SLOTS
+    PyObject *given_step, *failed, *flops, *kind, *loss, *samples, *step, *tokens;
+} Iteration;
 
-enum { GIVEN_STEP, STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED, ITERATION_SLOTS };
-enum { DONE_FIELDS = 4 }; /* SAMPLES and the three after it */
-static const char *const iteration_slots[] = {"_given_step", "step",  "kind", "samples",
-                                              "tokens",      "flops", "loss", "failed"};
-
-enum { E_AT_NS, E_SPAN_ID, E_STEP, E_PARENT_SPAN_ID, E_DURATION_NS, EVENT_SLOTS };
-static const char *const event_slots[] = {"at_ns", "span_id", "step", "parent_span_id", "duration_ns"};
-
-enum { E_NAME, E_ATTRIBUTES, E_ERROR, SPAN_EVENT_SLOTS };
-static const char *const span_event_slots[] = {"name", "attributes", "error"};
-
-enum { E_KIND, E_SAMPLES, E_TOKENS, E_FLOPS, E_LOSS, E_FAILED, ITERATION_EVENT_SLOTS };
-static const char *const iteration_event_slots[] = {"kind", "samples", "tokens", "flops", "loss", "failed"};
+static const Place places_of_span[] = {
+    TS_PRIVATE_PLACE(Span, around), TS_PRIVATE_PLACE(Span, ended),  TS_PRIVATE_PLACE(Span, given),
+    TS_PRIVATE_PLACE(Span, inside), TS_PRIVATE_PLACE(Span, thread), TS_PLACE(Span, attributes),
+    TS_PLACE(Span, id),             TS_PLACE(Span, name),           TS_PLACE(Span, parent_id),
+    TS_PLACE(Span, start_ns),       {NULL, 0},
+};
+static const Place places_of_iteration[] = {
+    TS_PRIVATE_PLACE(Iteration, given_step), TS_PLACE(Iteration, failed), TS_PLACE(Iteration, flops),
+    TS_PLACE(Iteration, kind),               TS_PLACE(Iteration, loss),   TS_PLACE(Iteration, samples),
+    TS_PLACE(Iteration, step),               TS_PLACE(Iteration, tokens), {NULL, 0},
+};
 
 enum { NONE = -1, LONG, SHORT, PART, OF_ITERATION, CLASSES, CLASSES_OF_SPANS = OF_ITERATION };
 
@@ -52,19 +58,17 @@ static PyTypeObject *span_type, *iteration_type;
 static PyTypeObject *classes[CLASSES]; /* of the events: ends of long spans, short spans, parts, iterations */
 static Route routes[CLASSES];
 static Pool *pools[CLASSES], *pool_of_spans, *pool_of_iterations; /* of these events, and of their spans */
-static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_counts;
-static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
-static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
+static Py_ssize_t of_counts;
 static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
-static PyObject *done_names[DONE_FIELDS], *training_kind, *next_step;
+static PyObject *training_kind, *next_step;
 
 /* The globals of the Python module, set by set_process(). */
 static PyObject *root_id, *main_thread;
 static unsigned long main_ident;
 static int has_annotator;
 
-#define SPAN(span, name) (*ts_slot(span, of_span[name]))
-#define ITERATION(span, name) (*ts_slot(span, of_iteration[name]))
+#define SPAN(object) ((Span *)(object))
+#define ITERATION(object) ((Iteration *)(object))
 
 /* Return the next number of COUNTER, an iterator: a new reference, or NULL with an exception. */
 static inline PyObject *
@@ -250,7 +254,8 @@ remember(const Open *open, int is_main)
 {
     if (is_main && latest_count < MOST_LATEST) {
         Py_INCREF(open->span);
-        latest[latest_count++] = *open;
+        latest[latest_count] = *open;
+        latest_count++;
         return 0;
     }
     int failed = PyDict_SetItem(open_by_id, open->number, open->span);
@@ -267,7 +272,7 @@ find(PyObject *span)
     while (place >= 0 && latest[place].span != span) {
         place--;
     }
-    return place >= 0 && latest[place].number == SPAN(span, ID) && latest[place].start == SPAN(span, START_NS) ? place : -1;
+    return place >= 0 && latest[place].number == SPAN(span)->id && latest[place].start == SPAN(span)->start_ns ? place : -1;
 }
 
 /*
@@ -415,14 +420,14 @@ revive(Idle *idle)
             continue;
         }
         PyObject *span = take_out(idle, place);
-        PyObject *around = SPAN(span, AROUND), *number = SPAN(span, ID), *start = SPAN(span, START_NS);
-        PyObject *const old[] = {SPAN(span, PARENT_ID), SPAN(span, THREAD)};
-        if (SPAN(span, INSIDE) != Py_None || around == NULL || number == NULL || start == NULL) {
+        PyObject *around = SPAN(span)->around, *number = SPAN(span)->id, *start = SPAN(span)->start_ns;
+        PyObject *const old[] = {SPAN(span)->parent_id, SPAN(span)->thread};
+        if (SPAN(span)->inside != Py_None || around == NULL || number == NULL || start == NULL) {
             Py_DECREF(span); /* a program has used it since */
             return NULL;
         }
-        SPAN(span, AROUND) = SPAN(span, START_NS) = SPAN(span, PARENT_ID) = SPAN(span, THREAD) = NULL;
-        SPAN(span, ID) = Py_NewRef(zero);
+        SPAN(span)->around = SPAN(span)->start_ns = SPAN(span)->parent_id = SPAN(span)->thread = NULL;
+        SPAN(span)->id = Py_NewRef(zero);
         drop_pair(around);
         ts_drop_number(number);
         ts_drop_number(start);
@@ -448,7 +453,7 @@ put(PyObject **place, PyObject *value)
 static inline int
 is_openable(PyObject *span)
 {
-    return SPAN(span, INSIDE) == Py_None && !has_annotator && SPAN(span, GIVEN) != NULL;
+    return SPAN(span)->inside == Py_None && !has_annotator && SPAN(span)->given != NULL;
 }
 
 /*
@@ -477,20 +482,20 @@ enter(PyObject *span, PyObject *around, PyObject *step, PyObject **own_step, int
         parent = root_id;
     }
     /* All slots in one go: a finalizer of an old value finds an open span. */
-    PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
-                             SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, START_NS)};
+    PyObject *const old[] = {SPAN(span)->around,     SPAN(span)->id,     SPAN(span)->parent_id,
+                             SPAN(span)->attributes, SPAN(span)->thread, SPAN(span)->start_ns};
     PyObject *old_step = NULL;
     if (own_step != NULL) {
         old_step = *own_step;
         *own_step = Py_NewRef(step);
     }
-    SPAN(span, AROUND) = Py_NewRef(around);
-    SPAN(span, ID) = Py_NewRef(open.number);
-    SPAN(span, PARENT_ID) = Py_NewRef(parent);
-    SPAN(span, ATTRIBUTES) = Py_NewRef(SPAN(span, GIVEN));
-    SPAN(span, THREAD) = thread;
-    SPAN(span, START_NS) = Py_NewRef(open.start);
-    SPAN(span, INSIDE) = Py_NewRef(inside);
+    SPAN(span)->around = Py_NewRef(around);
+    SPAN(span)->id = Py_NewRef(open.number);
+    SPAN(span)->parent_id = Py_NewRef(parent);
+    SPAN(span)->attributes = Py_NewRef(SPAN(span)->given);
+    SPAN(span)->thread = thread;
+    SPAN(span)->start_ns = Py_NewRef(open.start);
+    SPAN(span)->inside = Py_NewRef(inside);
     Py_DECREF(Py_None); /* the old value: SPAN was openable */
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
     if (failed) {
@@ -536,7 +541,7 @@ TS_INLINE int
 class_of(PyObject *span)
 {
     int which = PART;
-    while (which >= LONG && SPAN(span, ENDED) != (PyObject *)classes[which]) {
+    while (which >= LONG && SPAN(span)->ended != (PyObject *)classes[which]) {
         which--;
     }
     return which;
@@ -554,7 +559,7 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
         return TS_TO_PYTHON;
     }
     if (!wanted) {
-        Py_XSETREF(SPAN(span, ID), Py_NewRef(zero));
+        Py_XSETREF(SPAN(span)->id, Py_NewRef(zero));
         return Py_NewRef(span);
     }
     PyObject *around = surroundings();
@@ -590,9 +595,9 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
     }
     PyObject *span = args[0];
     int wanted = wants(OF_ITERATION);
-    PyObject *step = ITERATION(span, GIVEN_STEP);
+    PyObject *step = ITERATION(span)->given_step;
     if (wanted != 1 || !is_openable(span) || step == NULL
-        || (step == Py_None && ITERATION(span, KIND) != training_kind)) {
+        || (step == Py_None && ITERATION(span)->kind != training_kind)) {
         return TS_TO_PYTHON;
     }
     PyObject *around = surroundings();
@@ -600,7 +605,7 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
         return TS_TO_PYTHON;
     }
     step = step == Py_None ? take_step() : Py_NewRef(step);
-    PyObject *result = step == NULL ? NULL : enter(span, around, step, &ITERATION(span, STEP), 0);
+    PyObject *result = step == NULL ? NULL : enter(span, around, step, &ITERATION(span)->step, 0);
     Py_XDECREF(step);
     Py_DECREF(around);
     return result;
@@ -612,21 +617,18 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 TS_INLINE int
 is_plain_iteration(PyObject *span)
 {
-    static const int fields[] = {STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
-    for (size_t field = 0; field < sizeof fields / sizeof fields[0]; field++) {
-        if (ITERATION(span, fields[field]) == NULL) {
-            return 0;
-        }
-    }
-    PyObject *attributes = SPAN(span, ATTRIBUTES);
-    return PyBool_Check(ITERATION(span, FAILED)) && attributes != NULL && PyDict_CheckExact(attributes)
+    const Iteration *iteration = ITERATION(span);
+    PyObject *attributes = SPAN(span)->attributes;
+    return iteration->step != NULL && iteration->kind != NULL && iteration->samples != NULL && iteration->tokens != NULL
+           && iteration->flops != NULL && iteration->loss != NULL && iteration->failed != NULL
+           && PyBool_Check(iteration->failed) && attributes != NULL && PyDict_CheckExact(attributes)
            && PyDict_GET_SIZE(attributes) == 0;
 }
 
 static inline int
 is_training_step(PyObject *span, int which)
 {
-    return which == OF_ITERATION && ITERATION(span, KIND) == training_kind;
+    return which == OF_ITERATION && ITERATION(span)->kind == training_kind;
 }
 
 /* Return whether ATTRIBUTES are a dict of scalars. These cannot change, so an event needs only a copy of the dict. */
@@ -655,10 +657,10 @@ TS_INLINE int
 find_closable(PyObject *span, int which)
 {
     int place = find(span);
-    PyObject *inside = SPAN(span, INSIDE);
-    if (place < 0 || inside == NULL || has_annotator || SPAN(span, THREAD) != main_thread || SPAN(span, NAME) == NULL
-        || SPAN(span, PARENT_ID) == NULL || !is_pair(SPAN(span, AROUND))
-        || !(which == OF_ITERATION ? is_plain_iteration(span) : are_scalars(SPAN(span, ATTRIBUTES)))) {
+    PyObject *inside = SPAN(span)->inside;
+    if (place < 0 || inside == NULL || has_annotator || SPAN(span)->thread != main_thread || SPAN(span)->name == NULL
+        || SPAN(span)->parent_id == NULL || !is_pair(SPAN(span)->around)
+        || !(which == OF_ITERATION ? is_plain_iteration(span) : are_scalars(SPAN(span)->attributes))) {
         return -1;
     }
     if (ts_is_at_home()) {
@@ -685,11 +687,11 @@ is_scalar(PyObject *value)
 TS_INLINE PyObject *
 leave(PyObject *span, int which, int *scalars)
 {
-    const Py_ssize_t *offsets = of_event[which];
     PyObject *event = ts_new(pools[which]), *end, *duration;
     if (event == NULL) {
         return NULL;
     }
+    EventOfSpan *ended = (EventOfSpan *)event;
     int place = find_closable(span, which);
     if (place < 0) {
         goto python;
@@ -701,18 +703,18 @@ leave(PyObject *span, int which, int *scalars)
         Py_DECREF(event);
         return NULL;
     }
-    *ts_slot(event, offsets[E_AT_NS]) = end;
-    *ts_slot(event, offsets[E_DURATION_NS]) = duration;
+    ended->at_ns = end;
+    *(which == OF_ITERATION ? &((IterationEnded *)event)->duration_ns : &((SpanEnded *)event)->duration_ns) = duration;
     if (!is_plain && (place = find_closable(span, which)) < 0) {
         goto python;
     }
-    PyObject *around = Py_NewRef(SPAN(span, AROUND)), *inside = SPAN(span, INSIDE);
-    PyObject *parent = SPAN(span, PARENT_ID), *step = PyTuple_GET_ITEM(around, 1);
-    *ts_slot(event, offsets[E_SPAN_ID]) = forget(place);
-    *ts_slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(parent);
-    *ts_slot(event, offsets[E_STEP]) = Py_NewRef(step);
+    PyObject *around = Py_NewRef(SPAN(span)->around), *inside = SPAN(span)->inside;
+    PyObject *parent = SPAN(span)->parent_id, *step = PyTuple_GET_ITEM(around, 1);
+    ended->span_id = forget(place);
+    ended->parent_span_id = Py_NewRef(parent);
+    ended->step = Py_NewRef(step);
     *scalars = is_plain && is_scalar(parent) && is_scalar(step);
-    SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    SPAN(span)->inside = Py_NewRef(Py_None);
     int failed = which == PART                ? ts_surround_part(around, inside)
                  : is_training_step(span, which) ? ts_surround_after_step(around, inside)
                                               : ts_surround(around);
@@ -750,8 +752,8 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
     Py_INCREF(span);
     PyObject *event = leave(span, which, &scalars);
     if (event != NULL && event != TS_TO_PYTHON) {
-        const Py_ssize_t *offsets = of_span_event[which];
-        PyObject *attributes = Py_NewRef(no_attributes), *given = SPAN(span, ATTRIBUTES);
+        SpanEnded *ended = (SpanEnded *)event;
+        PyObject *attributes = Py_NewRef(no_attributes), *given = SPAN(span)->attributes;
         if (given != NULL && PyDict_CheckExact(given) && PyDict_GET_SIZE(given) > 0) {
             /* A copy: the span's own attributes can change while the event waits. */
             Py_INCREF(given);
@@ -760,19 +762,27 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
             PyErr_Clear();
             Py_DECREF(given);
         }
-        is_bare = attributes == no_attributes && given == SPAN(span, GIVEN);
-        *ts_slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
-        *ts_slot(event, offsets[E_ATTRIBUTES]) = attributes;
-        *ts_slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
-        int is_small = attributes == no_attributes && is_short(*ts_slot(event, offsets[E_NAME]));
+        is_bare = attributes == no_attributes && given == SPAN(span)->given;
+        ended->name = Py_NewRef(SPAN(span)->name ? SPAN(span)->name : Py_None);
+        ended->attributes = attributes;
+        ended->error = Py_NewRef(Py_None);
+        int is_small = attributes == no_attributes && is_short(ended->name);
         if (!is_small || !scalars) {
             PyObject_GC_Track(event);
         }
-        const Py_ssize_t sized[] = {offsets[E_NAME], offsets[E_ATTRIBUTES]};
+        static const Py_ssize_t sized[] = {offsetof(SpanEnded, name), offsetof(SpanEnded, attributes)};
         event = log_event(event, which, is_small || ts_is_small(event, sized, 2));
     }
     retire(&idle_spans, span, is_bare ? HOLDERS : 0);
     return event;
+}
+
+/* Fill the empty slot TO with VALUE, which may be NULL: whether that is a scalar. */
+static inline int
+copy_field(PyObject **to, PyObject *value)
+{
+    *to = Py_XNewRef(value);
+    return is_scalar(value);
 }
 
 static PyObject *
@@ -782,19 +792,18 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    int scalars = 0, others = 0, is_usual = 0;
+    int are_others_scalars, is_usual = 0;
     Py_INCREF(span);
-    PyObject *event = leave(span, OF_ITERATION, &others);
+    PyObject *event = leave(span, OF_ITERATION, &are_others_scalars);
     if (event != NULL && event != TS_TO_PYTHON) {
-        static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
-        Py_SETREF(*ts_slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
-        for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
-            PyObject *value = ITERATION(span, fields[field]);
-            *ts_slot(event, of_iteration_event[field]) = Py_XNewRef(value);
-            scalars += is_scalar(value);
-        }
-        is_usual = scalars == ITERATION_EVENT_SLOTS && is_scalar(ITERATION(span, STEP));
-        if (!is_usual || !others) {
+        const Iteration *iteration = ITERATION(span);
+        IterationEnded *ended = (IterationEnded *)event;
+        Py_SETREF(ended->step, Py_XNewRef(iteration->step));
+        is_usual = copy_field(&ended->kind, iteration->kind) & copy_field(&ended->samples, iteration->samples)
+                   & copy_field(&ended->tokens, iteration->tokens) & copy_field(&ended->flops, iteration->flops)
+                   & copy_field(&ended->loss, iteration->loss) & copy_field(&ended->failed, iteration->failed)
+                   & is_scalar(iteration->step);
+        if (!is_usual || !are_others_scalars) {
             PyObject_GC_Track(event);
         }
         event = log_event(event, OF_ITERATION, 1);
@@ -814,12 +823,12 @@ new_span(PyObject *name, PyObject *ended, PyObject *attributes)
         Py_XDECREF(attributes);
         return NULL;
     }
-    SPAN(span, NAME) = Py_NewRef(name);
-    SPAN(span, ENDED) = Py_NewRef(ended);
-    SPAN(span, ATTRIBUTES) = Py_NewRef(attributes);
-    SPAN(span, GIVEN) = attributes;
-    SPAN(span, ID) = Py_NewRef(zero);
-    SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    SPAN(span)->name = Py_NewRef(name);
+    SPAN(span)->ended = Py_NewRef(ended);
+    SPAN(span)->attributes = Py_NewRef(attributes);
+    SPAN(span)->given = attributes;
+    SPAN(span)->id = Py_NewRef(zero);
+    SPAN(span)->inside = Py_NewRef(Py_None);
     PyObject_GC_Track(span);
     return span;
 }
@@ -840,11 +849,11 @@ make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 static inline PyObject *
 revive_span(PyObject *name, PyObject *ended)
 {
-    PyObject *span = revive(&idle_spans), *attributes = span == NULL ? NULL : SPAN(span, ATTRIBUTES);
-    if (attributes != NULL && attributes == SPAN(span, GIVEN) && PyDict_CheckExact(attributes)
+    PyObject *span = revive(&idle_spans), *attributes = span == NULL ? NULL : SPAN(span)->attributes;
+    if (attributes != NULL && attributes == SPAN(span)->given && PyDict_CheckExact(attributes)
         && PyDict_GET_SIZE(attributes) == 0 && Py_REFCNT(attributes) == 2) {
-        put(&SPAN(span, NAME), name);
-        put(&SPAN(span, ENDED), ended);
+        put(&SPAN(span)->name, name);
+        put(&SPAN(span)->ended, ended);
         return span;
     }
     Py_XDECREF(span);
@@ -879,7 +888,13 @@ make_named(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *k
     return new_span(name, ended, attributes);
 }
 
-/* Return the index of NAME among samples, tokens, flops and loss; -1 if it is another text, or not interned. */
+/* Samples, tokens, flops and loss: their names, interned, and where an iteration has them. */
+enum { DONE_SAMPLES, DONE_TOKENS, DONE_FLOPS, DONE_LOSS, DONE_FIELDS };
+static PyObject *done_names[DONE_FIELDS];
+static const Py_ssize_t done_places[] = {offsetof(Iteration, samples), offsetof(Iteration, tokens), offsetof(Iteration, flops),
+                                         offsetof(Iteration, loss)};
+
+/* Return the index of NAME among these; -1 if it is another text, or not interned. */
 static inline int
 done_field(PyObject *name)
 {
@@ -932,19 +947,19 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
         if (span == NULL) {
             return NULL;
         }
-        SPAN(span, ID) = Py_NewRef(zero);
-        SPAN(span, INSIDE) = Py_NewRef(Py_None);
+        SPAN(span)->id = Py_NewRef(zero);
+        SPAN(span)->inside = Py_NewRef(Py_None);
     }
-    put(&ITERATION(span, KIND), PyTuple_GET_ITEM(about, 0));
-    put(&SPAN(span, NAME), PyTuple_GET_ITEM(about, 1));
-    put(&SPAN(span, GIVEN), PyTuple_GET_ITEM(about, 2));
-    put(&ITERATION(span, GIVEN_STEP), step == NULL ? Py_None : step);
+    put(&ITERATION(span)->kind, PyTuple_GET_ITEM(about, 0));
+    put(&SPAN(span)->name, PyTuple_GET_ITEM(about, 1));
+    put(&SPAN(span)->given, PyTuple_GET_ITEM(about, 2));
+    put(&ITERATION(span)->given_step, step == NULL ? Py_None : step);
     for (int field = 0; field < DONE_FIELDS; field++) {
-        put(&ITERATION(span, SAMPLES + field), done[field]);
+        put(ts_slot(span, done_places[field]), done[field]);
     }
-    put(&ITERATION(span, FAILED), Py_False);
-    Py_CLEAR(ITERATION(span, STEP));
-    Py_CLEAR(SPAN(span, ATTRIBUTES));
+    put(&ITERATION(span)->failed, Py_False);
+    Py_CLEAR(ITERATION(span)->step);
+    Py_CLEAR(SPAN(span)->attributes);
     if (is_new) {
         PyObject_GC_Track(span);
     }
@@ -985,14 +1000,14 @@ set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *key
     for (Py_ssize_t each = 0; each < named; each++) {
         int field = done_field(PyTuple_GET_ITEM(keywords, each));
         PyObject *value = args[1 + each];
-        if (field < 0 || (field == DONE_FIELDS - 1 && value != Py_None && !PyFloat_CheckExact(value))) {
+        if (field < 0 || (field == DONE_LOSS && value != Py_None && !PyFloat_CheckExact(value))) {
             return TS_TO_PYTHON;
         }
     }
     for (Py_ssize_t each = 0; each < named; each++) {
         PyObject *value = args[1 + each];
         if (value != Py_None) {
-            Py_XSETREF(ITERATION(args[0], SAMPLES + done_field(PyTuple_GET_ITEM(keywords, each))), Py_NewRef(value));
+            Py_XSETREF(*ts_slot(args[0], done_places[done_field(PyTuple_GET_ITEM(keywords, each))]), Py_NewRef(value));
         }
     }
     Py_RETURN_NONE;
@@ -1004,15 +1019,15 @@ set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *key
 static Pool *
 pool_of_ends(PyTypeObject *type, int which)
 {
-    const Py_ssize_t *offsets = of_event[which];
-    return ts_pool(type, (const Py_ssize_t[]){offsets[E_AT_NS], offsets[E_DURATION_NS], offsets[E_SPAN_ID]}, 3);
+    Py_ssize_t duration = which == OF_ITERATION ? offsetof(IterationEnded, duration_ns) : offsetof(SpanEnded, duration_ns);
+    return ts_pool(type, (const Py_ssize_t[]){offsetof(EventOfSpan, at_ns), duration, offsetof(EventOfSpan, span_id)}, 3);
 }
 
 /* Return the pool of CLS, a class of spans, or NULL with an exception. */
 static Pool *
 pool_of_those(PyTypeObject *cls)
 {
-    return ts_pool(cls, (const Py_ssize_t[]){of_span[START_NS], of_span[ID]}, 2);
+    return ts_pool(cls, (const Py_ssize_t[]){offsetof(Span, start_ns), offsetof(Span, id)}, 2);
 }
 
 PyDoc_STRVAR(compile_spans_doc,
@@ -1029,13 +1044,12 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &cls, &PyTuple_Type, &ended, &PyDict_Type, &names)) {
         return NULL;
     }
-    if (PyTuple_GET_SIZE(ended) != CLASSES_OF_SPANS || ts_find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
+    if (PyTuple_GET_SIZE(ended) != CLASSES_OF_SPANS || ts_check_layout(cls, places_of_span) < 0) {
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "not %d classes of ends", CLASSES_OF_SPANS);
     }
     for (int place = 0; place < CLASSES_OF_SPANS; place++) {
         PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(ended, place);
-        if (!PyType_Check(type) || ts_find_slots(type, event_slots, EVENT_SLOTS, of_event[place]) < 0
-            || ts_find_slots(type, span_event_slots, SPAN_EVENT_SLOTS, of_span_event[place]) < 0) {
+        if (!PyType_Check(type) || ts_check_layout(type, ts_places_of_spans) < 0) {
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
         Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
@@ -1090,9 +1104,7 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
     if (span_type == NULL || !PyType_IsSubtype(cls, span_type)) {
         return PyErr_Format(PyExc_TypeError, "not a class of spans");
     }
-    if (ts_find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
-        || ts_find_slots(ended, event_slots, EVENT_SLOTS, of_event[OF_ITERATION]) < 0
-        || ts_find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
+    if (ts_check_layout(cls, places_of_iteration) < 0 || ts_check_layout(ended, ts_places_of_iterations) < 0) {
         return NULL;
     }
     pools[OF_ITERATION] = pool_of_ends(ended, OF_ITERATION);

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from trackside._free_threading import FREE_THREADED, lane
 from trackside._implementation import native
 
-_count: Callable[[int], Iterator[int]] = itertools.count if native is None else native.Count
+_count: Callable[[int], Any] = itertools.count if native is None else native.Count
 
 
 class ThreadSafeCount:
@@ -30,8 +30,9 @@ class ThreadSafeCount:
     @property
     def value(self) -> int:
         """The number of calls of `add`."""
-        # The only way, in every Python version, to read the count without advancing it.
-        return int(repr(self._counter)[6:-1]) - self._start
+        # There is no other way, in every Python version, to read `itertools.count` without advancing it.
+        upcoming = self._counter.next if native is not None else int(repr(self._counter)[6:-1])
+        return upcoming - self._start
 
 
 if TYPE_CHECKING or not FREE_THREADED:

@@ -291,8 +291,8 @@ class Block:
         Returns:
             The block, and its sums.
         """
-        sums, nets, wasted, base, last_step, shape, data = _pack_slices(*columns, last_step)
-        starts, ends = columns[:2]
+        starts, ends, codes, numbers = columns
+        sums, nets, wasted, base, last_step, shape, data = _pack_slices(starts, ends, codes, numbers, last_step)
         block = cls(starts[0], ends[-1], len(starts), sums, len(nets), last_step, base, shape, data)
         return block, SliceSums.of(sums, nets, wasted)
 
@@ -359,6 +359,7 @@ def _pack_slices(
     starts: Sequence[int], ends: Sequence[int], codes: Sequence[int], numbers: Sequence[int], last_step: int
 ) -> tuple[dict[int, int], list[int], list[int], int, int, tuple[int, ...], bytes]:
     """Return the `sums`, `nets` and `wasted` of slices, and the last four attributes of the `Block` with them."""
+    starts, ends, codes, numbers = list(starts), list(ends), list(codes), list(numbers)  # read sooner than arrays
     lengths = list(map(sub, ends, starts))
     gaps = [0, *map(sub, starts[1:], ends)]
     steps = _alike(gaps, codes)
