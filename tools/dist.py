@@ -27,6 +27,8 @@ from every_python import SUPPORTED, Interpreter, others, provide, this_interpret
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 MOST_BYTES = 1_000_000
+CFLAGS = "-g0 -s" if sys.platform == "linux" else "-g0"
+"""Without what only debuggers read: the names of functions in C take 7 kB of a wheel."""
 COMMAND = "_trackside_command.py"
 """A module beside the package."""
 ALWAYS = ("trackside/py.typed", "trackside/__init__.py", "trackside/include/trackside.h", COMMAND)
@@ -105,7 +107,7 @@ def built_twice(builder: Interpreter, kind: str, trees: Sequence[Path], scratch:
         NotReleasableError: if the results differ.
     """
     results = []
-    environ = {**os.environ, "CFLAGS": "-g0", **variables}
+    environ = {**os.environ, "CFLAGS": CFLAGS, **variables}
     for number, tree in enumerate(trees):
         out = scratch / f"built-{number}"
         build = (str(builder.path), "-m", "hatchling", "build", "-t", kind, "-d", str(out))
