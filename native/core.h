@@ -98,6 +98,7 @@ typedef struct {
 
 /* Check that CLS has the slots of PLACES, which end with one without a name: 0, or -1 with an exception. */
 int ts_check_layout(PyTypeObject *cls, const Place *places);
+/* The slots of the three structures above. */
 extern const Place ts_places_of_events[], ts_places_of_spans[], ts_places_of_iterations[];
 
 /* Store VALUE, a new reference or NULL, in SLOT: 0, or -1 with an exception. What it replaces may be freed. */

@@ -320,7 +320,7 @@ ts_check_layout(PyTypeObject *cls, const Place *places)
             return -1;
         }
         if (offset != (Py_ssize_t)places->offset) {
-            PyErr_Format(PyExc_SystemError, "%s has its slot %s elsewhere", cls->tp_name, places->name);
+            PyErr_Format(PyExc_SystemError, "%s has its slot %s elsewhere than the core expects it", cls->tp_name, places->name);
             return -1;
         }
     }

@@ -6,11 +6,13 @@ import sys
 
 import attrs
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from blocks import least_growth
 from children import in_child
 from implementations import needs_core
+from trackside._implementation import native
 from trackside.bus import Bus
 from trackside.events import PROFILE, ConfigError, Event, RunsOn, event
 from trackside.rules import every
@@ -200,3 +202,19 @@ class TestPlain:
                 bus.log(Changeable())
 
         assert least_growth(run) < 10
+
+
+class Shifted:
+    __slots__ = ("_seq", "_source", "added", "at_ns", "span_id", "step")
+
+
+class TestLayout:
+    def test_slots_elsewhere(self):
+        """A class whose slots are in another order than that of the core's structures is refused by name."""
+        with pytest.raises(SystemError, match="Shifted has its slot at_ns elsewhere than the core expects it"):
+            native.compile_copy(len, Shifted)
+
+    def test_no_slot(self):
+        """So is one that lacks a slot."""
+        with pytest.raises(SystemError, match="object has no slot _seq"):
+            native.compile_copy(len, object)
