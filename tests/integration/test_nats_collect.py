@@ -24,6 +24,7 @@ import trackside
 from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
+from trackside.core.leases import Lease
 from trackside.events import (
     ConfigError,
     DecodeError,
@@ -607,6 +608,66 @@ class TestSilence:
         session = _NatsSession(NatsCollector("nats://127.0.0.1:1/runs"), Answering(cluster))
         asyncio.run(session._look())
         assert session._least_silence_s == least_s
+
+
+class TestRelease:
+    """A run that is over is released, as the worker's own part of the module does it."""
+
+    @pytest.mark.parametrize("is_renewed", [True, False])
+    def test_while_its_lease_is_renewed(self, is_renewed, *, monkeypatch):
+        """It is released also while a renewal of its lease waits for the store's answer, and is counted once."""
+
+        async def work():
+            collector = NatsCollector("nats://127.0.0.1:1/runs")
+            session = _NatsSession(collector, Answering())
+            store = session._store = SlowStore()
+            read = asyncio.Event()
+
+            async def read_all(job):
+                await read.wait()
+                return 3
+
+            session._amounts = {"run": 3}
+            monkeypatch.setattr(session, "_collect_until_released", read_all)
+            await session._divide()
+            if is_renewed:
+                session._leases._renewed_s["run"] -= collector.lease_s / 2
+                store.is_slow = True
+                renewing = asyncio.create_task(session._divide())
+                await store.accepted.wait()
+            read.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            if is_renewed:
+                store.answer.set()
+                await renewing
+            await asyncio.gather(*session._tasks.values())
+            await session._divide()
+            return collector.counts, store.entries["job.run"], session._leases.held
+
+        counts, (_, entry), held = asyncio.run(work())
+        assert (counts["runs"], counts["over"]) == (1, 1)
+        assert (entry, held) == (Lease(done=3), frozenset())
+
+
+class SlowStore:
+    """Leases of which each write names the revision that it replaces; while it is slow, answers wait for an event."""
+
+    def __init__(self):
+        self.entries = {}
+        self.is_slow = False
+        self.accepted, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def write(self, write):
+        """Write if the revision is the latest one."""
+        revision, _ = self.entries.get(write.key, (0, None))
+        if write.revision != revision:
+            return None
+        self.entries[write.key] = revision + 1, write.lease
+        if self.is_slow:
+            self.accepted.set()
+            await self.answer.wait()
+        return revision + 1
 
 
 class Answering:

@@ -487,6 +487,8 @@ class _NatsSession:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._released: set[str] = set()
         """Runs that are to be handed over."""
+        self._writing = asyncio.Lock()
+        """Held from the choice of a lease's next entry until it is written: each names the revision it replaces."""
 
     async def work(self) -> None:
         """Take, renew and hand over runs until the collector is stopped."""
@@ -550,8 +552,9 @@ class _NatsSession:
 
     async def _divide(self) -> None:
         """Write the leases that are due, and begin and end the work on runs accordingly."""
-        for write in self._leases.plan(self._amounts, time.monotonic()):
-            await self._try(write)
+        async with self._writing:
+            for write in self._leases.plan(self._amounts, time.monotonic()):
+                await self._try(write)
         if waiting := self._leases.waiting:
             self._collector.complain(f"{waiting:,} runs wait: start more workers, each has at most {MAX_RUNS}")
         for job, task in list(self._tasks.items()):
@@ -565,13 +568,15 @@ class _NatsSession:
             self._collector.counts["runs"] += 1
             self._tasks[job] = asyncio.create_task(self._collect(job))
 
-    async def _try(self, write: LeaseWrite) -> None:
+    async def _try(self, write: LeaseWrite) -> bool:
+        """Try to write a lease; return whether the store accepted it."""
         began_s = time.monotonic()
         revision = await self._store.write(write)
         if revision is None:
             self._leases.refused(write)
         else:
             self._leases.wrote(write, revision, began_s)
+        return revision is not None
 
     async def _part(self) -> None:
         """Hand all runs over, and stop."""
@@ -587,8 +592,9 @@ class _NatsSession:
         """Collect one run until it is released or lost to another worker; if that fails, any worker may try again."""
         try:
             done = await self._collect_until_released(job)
-            self._collector.counts["over"] += done >= 0
-            await self._try(self._leases.release(job, done))
+            async with self._writing:
+                is_released = await self._try(self._leases.release(job, done))
+            self._collector.counts["over"] += is_released and done >= 0
         except KeyWrongLastSequenceError:
             self._leases.drop(job)  # another worker continues with it
         except Exception as error:
@@ -624,6 +630,7 @@ class _NatsSession:
                 if run and is_at_end and self._is_steady(now_s):
                     run.tick(self._least_silence_s)
                 is_over = not messages and (run is None or run.is_over) and now_s - heard_s > self._collector.lease_s
+                is_over = is_over and await pull.is_at_end()
                 is_released = is_over or job in self._released
                 outbox_bytes = sum(map(len, run.outbox)) if run else 0
                 if run and run.is_changed and (is_released or now_s >= due_s or outbox_bytes > _MAX_OUTBOX_BYTES):
