@@ -34,7 +34,7 @@ from charlm.laps import Lap
 from charlm.launch import launch_ranks
 from charlm.model import CharTransformer
 from charlm.options import read_options
-from charlm.overhead import Costs, cpu_of_threads_s, measure_costs
+from charlm.overhead import WARM_STEPS, Costs, cpu_of_threads_s, measure_costs
 from charlm.slowness import Slowness
 from charlm.summary import print_summary
 from charlm.watching import watched
@@ -273,11 +273,12 @@ def compare(job: Job, laps: Sequence[Lap], threads_s: float) -> Costs:
     if options.overhead_pairs:
         say(f"  {options.overhead_pairs} times {TURN_STEPS} steps without telemetry and as many with it")
     text, following = Batches(job.corpus.validation, batch_size=options.batch_size, context=options.context, seed=0)[0]
+    steps = range(options.steps, options.steps + WARM_STEPS + TURN_STEPS)
     return measure_costs(
         laps,
         threads_s,
         work=lambda: job.model.module(text, following).backward(),
-        train=lambda: train(job, range(options.steps, options.steps + 1 + TURN_STEPS), is_rehearsal=True),
+        train=lambda: train(job, steps, is_rehearsal=True),
         pairs=options.overhead_pairs,
         scratch=options.out.parent,
     )

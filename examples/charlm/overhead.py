@@ -26,6 +26,8 @@ import trackside
 from charlm.laps import Lap
 
 CONFIDENCE = 0.95
+WARM_STEPS = 20
+"""The steps of a block before those that are measured: data loading and telemetry start, which a job does once."""
 EMPTY_STEPS = 50
 
 Train = Callable[[], Sequence[Lap]]
@@ -109,7 +111,7 @@ def compare_blocks(train: Train, pairs: int, directory: str) -> Comparison:
     Train alternately inside and outside of telemetry.
 
     Args:
-        train: Trains for some steps. The first is not counted: it waits for the data loading processes to start.
+        train: Trains for some more steps than `WARM_STEPS`.
         pairs: The number of pairs of blocks.
         directory: The directory that telemetry may write to.
     """
@@ -118,8 +120,8 @@ def compare_blocks(train: Train, pairs: int, directory: str) -> Comparison:
         for is_on in (True, False) if pair % 2 else (False, True):
             with trackside.start(directory, report=False) if is_on else nullcontext():
                 laps = train()
-            (comparison.with_it if is_on else comparison.without).append(laps[-1].ended_s - laps[0].ended_s)
-            comparison.steps = len(laps) - 1
+            (comparison.with_it if is_on else comparison.without).append(laps[-1].ended_s - laps[WARM_STEPS].began_s)
+            comparison.steps = len(laps) - WARM_STEPS
     return comparison
 
 

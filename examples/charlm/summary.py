@@ -163,6 +163,7 @@ def _costs(out: Path) -> Iterator[str]:
     if costs.comparison is not None:
         pairs = len(comparison.with_it)
         yield f"The third is the median over {pairs} pairs of {comparison.steps} steps, and its 95 % bounds."
+        yield "It includes the other rank's telemetry and the collector, which share these processors."
         if lowest <= 0 <= highest:
             yield "They hold 0: beside what else this machine does, the difference cannot be seen."
 
