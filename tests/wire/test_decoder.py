@@ -57,6 +57,13 @@ class Painted(Event):
     ranks: set[int]
 
 
+HALF = (
+    {"converter": attrs.Converter(lambda _, self: self.took_ns // 2, takes_self=True)}
+    if hasattr(attrs, "Converter")
+    else {}
+)
+
+
 @event("test.decoder.checked")
 class Checked(Event):
     kind: str = attrs.field(validator=attrs.validators.in_(["a", "b"]))
@@ -71,6 +78,20 @@ class Computed(Event):
 
     def __attrs_post_init__(self):
         self.double = 2 * self.width
+
+
+@event("test.decoder.converted")
+class Converted(Event):
+    """In nanoseconds, given in seconds."""
+
+    took_ns: int = attrs.field(converter=lambda seconds: int(seconds * 1e9))
+    parts: list[int] = attrs.field(default="3,4", converter=lambda text: [int(part) for part in text.split(",")])
+    total: int = attrs.field(init=False, default=0)
+    own: list[int] = attrs.field(default=attrs.Factory(lambda self: [self.took_ns], takes_self=True))
+    half: int = attrs.field(default=0, **HALF)
+
+    def __attrs_post_init__(self):
+        self.total = self.took_ns
 
 
 @event("test.decoder.hidden")
@@ -161,11 +182,26 @@ class TestKnown:
         assert [typed.colour for typed in read if type(typed) is Typed] == [Colour.RED, Colour.BLUE, Colour.RED]
 
     def test_validators(self):
-        """A class's own validators and converters are called for each value."""
+        """A class's own validators are called for each value."""
         decoder = RowDecoder("test.decoder.checked", 1, ["kind", "upper"])
         read = [decoder.decode([0, 0, 0, 0, 0, kind, "x"]) for kind in "abca"]
         assert [type(checked) for checked in read] == [Checked, Checked, UnknownEvent, Checked]
-        assert read[1].upper == "X"
+
+    def test_converters(self, frame_of):
+        """A value that a converter made is read as it was logged: it is not converted a second time."""
+        logged = [Converted(took_ns=seconds, parts="1,2") for seconds in (0.5, 1, 2)]
+        assert [(one.took_ns, one.parts) for one in logged] == [
+            (5 * 10**8, [1, 2]),
+            (10**9, [1, 2]),
+            (2 * 10**9, [1, 2]),
+        ]
+        assert FrameDecoder().decode(frame_of(*logged)).events == logged
+
+    def test_converters_of_fields_that_a_row_lacks(self):
+        """Fields that an older program did not have are as the class sets them: converted defaults and factories."""
+        read = decode("test.decoder.converted", 1, {"took_ns": 7})
+        assert (read.took_ns, read.parts, read.total, read.own) == (7, [3, 4], 7, [7])
+        assert read.half == (3 if hasattr(attrs, "Converter") else 0)
 
     def test_no_constructor(self):
         """Fields that the constructor does not take by their name are set all the same."""

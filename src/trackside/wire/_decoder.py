@@ -287,7 +287,7 @@ class RowDecoder:
             self._learn(row, _Plan(nested))
             return self._raw(row)
         try:
-            event = self._structured(self._cls, row)
+            event = self._rebuilt(self._cls, row)
         except Exception:  # the values are kept, whatever is wrong with the class
             if self._is_judged_by_type:
                 self._learn(row, _Plan(nested))
@@ -308,24 +308,29 @@ class RowDecoder:
         _fill_unknown(event, row[2], row[3], row[4], self._wire_name, fields, self._version)
         return event
 
-    def _structured(self, cls: type[Event], row: Sequence[Any]) -> Event:
-        """Build the event by calling its class, with the class's own converters, validators and defaults."""
+    def _rebuilt(self, cls: type[Event], row: Sequence[Any]) -> Event:
+        """
+        Build the event as it was logged: the class's converters, which made the values of *row*, are not called again.
+
+        Its validators are, and ``__attrs_post_init__`` if the row lacks a field that this may compute.
+        """
         wire = dict(zip((*ENVELOPE, *self._names), row[2:], strict=True))
         hints = dict(zip(self._names, self._hints, strict=True))
         given: dict[str, Any] = {}
-        later: dict[str, Any] = {}
+        lacking: list[attrs.Attribute[Any]] = []
         for field in fields_in(cls):
             if field.name in wire:
-                value = structured(wire[field.name], hints.get(field.name, int))
-                if field.init:
-                    given[field.alias or field.name] = value
-                else:
-                    later[field.name] = value
-            elif field.init and field.default is FROM_AMBIENT:
-                given[field.alias or field.name] = _default(field)
-        event = cls(**given)
-        for name, value in later.items():
-            object.__setattr__(event, name, value)
+                given[field.name] = structured(wire[field.name], hints.get(field.name, int))
+            else:
+                lacking.append(field)
+        event = _new(cls)
+        _set_all(event, given)
+        for field in lacking:
+            object.__setattr__(event, field.name, _initial(field, event))
+        if lacking:
+            event.__attrs_post_init__()
+            _set_all(event, given)
+        attrs.validate(event)
         return event
 
     def _learn(self, row: Sequence[Any], plan: _Plan) -> None:
@@ -334,10 +339,9 @@ class RowDecoder:
 
 
 def _is_transparent(cls: Any) -> bool:
-    """Return whether building a *cls* does nothing but set its fields."""
+    """Return whether reading a *cls* does nothing but set its fields, whichever a row lacks."""
     return (
         cls.__attrs_post_init__ in _ENVELOPES
-        and not hasattr(cls, "__attrs_init__")  # attrs names its initializer so if the class has another `__init__`
         and cls.__setattr__ is object.__setattr__
         and all(field.validator is None and field.converter is None for field in fields_in(cls))
         and not any(field.name in _STAMPS for field in fields_in(cls))
@@ -347,6 +351,23 @@ def _is_transparent(cls: Any) -> bool:
 def _default(field: attrs.Attribute[Any]) -> Any:
     """Return the value of a *field* that a row lacks; never that of a span which is open in the reading process."""
     return 0 if field.default is FROM_AMBIENT else field.default
+
+
+def _initial(field: attrs.Attribute[Any], event: Event) -> Any:
+    """Return what the initializer of *event* would set a *field* to that it is not given."""
+    value = _default(field)
+    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # a class, to attrs
+        value = value.factory(event) if value.takes_self else value.factory()
+    convert: Any = field.converter
+    if convert is None:
+        return value
+    takes_more = isinstance(convert, getattr(attrs, "Converter", ()))  # which attrs has since 24.1
+    return convert(value, event, field) if takes_more else convert(value)
+
+
+def _set_all(event: Event, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(event, name, value)
 
 
 def _is_as_read(value: Any, hint: Any) -> bool:
