@@ -739,7 +739,7 @@ class StreamPull:
 
     async def is_at_end(self) -> bool:
         """Return whether all messages of the subject were fetched; messages lost on the way are sent again."""
-        if self._subscription is None:
+        if self._subscription is None:  # after `reset`
             return False
         found = await self._subscription.consumer_info()
         if found.delivered.consumer_seq > self._received:
