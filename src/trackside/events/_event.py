@@ -298,7 +298,7 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
     """
     Declare an event class under its wire name.
 
-    Whoever reads an event gets the values that were logged: neither converters nor an initializer that the class has are
+    Whoever reads an event gets the values that were logged: converters, and an initializer that the class has, are not
     called again. Validators are, and an event that they refuse is read as an `UnknownEvent`.
 
     Args:
