@@ -119,7 +119,7 @@ format:  ## bring the code into shape (ruff)
 
 .PHONY: types
 types:  ## check types (mypy, strict) and how much of the public surface has some (pyright)
-	@$(ENVIRONMENT) .venv --extra torch --group types
+	@$(ENVIRONMENT) .venv --extra torch --group test --group types
 	@$(BIN)/mypy $(ARGS)
 	@$(BIN)/python tools/typed_surface.py
 
