@@ -246,7 +246,8 @@ class TestDerived:
             bus.log(Ticked(number=number))
         assert bus.close(60)
         kinds = [type(one).__name__ for one in frames.events()]
-        assert kinds == ["SourceStarted", *["Ticked"] * 5, *["Summed"] * 5, "SourceEnded"]
+        assert (kinds[0], kinds[-1]) == ("SourceStarted", "SourceEnded")
+        assert sorted(kinds[1:-1]) == [*["Summed"] * 5, *["Ticked"] * 5]
         assert frames.is_closed
 
     def test_events_for_other_models(self, bus, make_model):
@@ -512,14 +513,14 @@ class TestCalled:
 class TestTurns:
     """The interpreter enforces no turns here: another thread runs only if the dispatcher lets it."""
 
-    def start_long_work(self, bus):
-        """Have the dispatcher work for 100 ms; return the numbers that it has read."""
+    def start_long_work(self, bus, is_enough):
+        """Have the dispatcher work for two seconds, or until *is_enough*; return the numbers that it has read."""
         read = []
 
         def work(event):
             read.append(event.number)
-            busy_until_s = time.perf_counter() + 50e-6
-            while time.perf_counter() < busy_until_s:
+            busy_until_s = time.perf_counter() + 1e-3
+            while time.perf_counter() < busy_until_s and not is_enough():
                 pass
 
         bus.subscribe(work, to=Ticked, runs_on=RunsOn.DISPATCHER)
@@ -532,8 +533,8 @@ class TestTurns:
 
     def test_long_work(self, bus):
         """Another thread has its turns while the dispatcher works for long."""
-        read = self.start_long_work(bus)
         counts = set()
+        read = self.start_long_work(bus, lambda: len(counts) > 20)
         while len(read) < 2_000:
             counts.add(len(read))
             time.sleep(1e-4)
@@ -541,7 +542,7 @@ class TestTurns:
 
     def test_awaited(self, bus, monkeypatch):
         """If it waits for the result, it has none: the dispatcher sleeps no more until all is done."""
-        read, sleeps = self.start_long_work(bus), []
+        read, sleeps = self.start_long_work(bus, lambda: bus._dispatcher._turns.is_awaited), []
         seen = len(read)
         monkeypatch.setattr(_turns, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=sleeps.append))
         assert bus.flush()

@@ -154,7 +154,7 @@ class TestFromWithin:
 
     def test_unsubscribe_oneself_on_a_sink_worker(self, bus):
         """A queued handler may leave while it runs; it still gets what was logged before, and is closed."""
-        done = threading.Event()
+        all_are_logged, done = threading.Event(), threading.Event()
 
         class Sink:
             def __init__(self):
@@ -163,6 +163,7 @@ class TestFromWithin:
             def __call__(self, stone):
                 self.numbers.append(stone.number)
                 if stone.number == 0:
+                    all_are_logged.wait(10)
                     subscription.close()
 
             def close(self, timeout_s):
@@ -172,6 +173,7 @@ class TestFromWithin:
         subscription = bus.subscribe(sink, to=Stone, runs_on=RunsOn.WORKER)
         for number in range(5):
             bus.log(Stone(number=number))
+        all_are_logged.set()
         assert done.wait(10)
         assert sink.numbers == [0, 1, 2, 3, 4]
         assert bus.stats().total("balance") == 0
