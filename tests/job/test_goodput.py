@@ -53,14 +53,15 @@ class TestDefault:
         assert len({event.source.id for event in events}) == 1
 
     def test_is_the_models(self, run, bus):
-        """The recorded goodput is the model's result over the events up to the job's last heartbeat."""
+        """The recorded goodput is the model's result over the events up to the heartbeat whose time it has."""
         job = run()
         train(bus, 20)
         job.close()
         (update,) = updates(job)
         events = list(replay(job.directory))
-        last = max(place for place, event in enumerate(events) if isinstance(event, Heartbeat))
-        (model,) = feed(events[: last + 1], GoodputAccumulator())
+        beats = [place for place, event in enumerate(events) if isinstance(event, Heartbeat)]
+        (place,) = [place for place in beats if events[place].at_ns == update.at_ns]
+        (model,) = feed(events[: place + 1], GoodputAccumulator())
         result = model.result()
         assert (update.elapsed_s, update.productive_s, update.badput_s) == (
             result.elapsed_s,
