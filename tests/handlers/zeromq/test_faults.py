@@ -120,12 +120,13 @@ class TestBadConnection:
                 events += viewer.read(0.05)
             logged = job.stop_logging()
             connection.is_good = True
-            while len(events := events + viewer.read(0.1)) + viewer.lost < logged:
+            # The job's queue drops some if the machine pauses, and the job then logs what is due at once.
+            while len(events := events + viewer.read(0.1)) + viewer.lost + viewer.dropped < logged:
                 assert time.monotonic() < end_s + 30.0
 
             got = numbers(events)
             assert got == sorted(set(got))
-            assert len(got) + viewer.lost == logged
+            assert len(got) + viewer.lost + viewer.dropped == logged
             faults += sum(connection.faults.values())
             viewer.close()
             connection.is_over = True
