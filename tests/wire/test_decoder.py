@@ -94,6 +94,39 @@ class Converted(Event):
         self.total = self.took_ns
 
 
+@attrs.frozen
+class Lap:
+    took_ns: int = attrs.field(converter=lambda seconds: int(seconds * 1e9))
+
+
+@event("test.decoder.untold")
+class Untold(Event):
+    """Of a type that the wire does not tell."""
+
+    shape: Any = attrs.field(converter=tuple, validator=attrs.validators.instance_of(tuple))
+    laps: list[Lap] = attrs.field(factory=list)
+
+
+class Remembering:
+    """Its objects have attributes that are no fields."""
+
+
+@event("test.decoder.cached")
+class Cached(Remembering, Event):
+    tags: list[str]
+    total: int = 0
+
+    def __attrs_post_init__(self):
+        self.tags.append("seen")
+        self.first = self.tags[0]
+
+
+@event("test.decoder.inverse")
+class Inverse(Event):
+    number: int
+    inverse: float = attrs.field(default=attrs.Factory(lambda self: 1 / self.number, takes_self=True))
+
+
 @event("test.decoder.hidden")
 class Hidden(Event):
     when: Decimal | None = None
@@ -196,6 +229,34 @@ class TestKnown:
             (2 * 10**9, [1, 2]),
         ]
         assert FrameDecoder().decode(frame_of(*logged)).events == logged
+
+    def test_converters_that_restore_a_type(self, frame_of):
+        """A converter's result is read if it is written the same: a tuple, which the type `Any` does not tell."""
+        logged = Untold(shape=[2, 3])
+        (read,) = FrameDecoder().decode(frame_of(logged)).events
+        assert (read, read.shape) == (logged, (2, 3))
+
+    def test_converters_within_a_value(self, frame_of):
+        """Objects of attrs classes in a field are read as they were logged, too."""
+        logged = Untold(shape=(), laps=[Lap(took_ns=0.5)])
+        (read,) = FrameDecoder().decode(frame_of(logged)).events
+        assert (read, read.laps[0].took_ns) == (logged, 5 * 10**8)
+
+    def test_attributes_that_are_no_fields(self, frame_of):
+        """The attributes that ``__attrs_post_init__`` sets are set; what it did to the fields is not done again."""
+        logged = Cached(tags=["a"])
+        (read,) = FrameDecoder().decode(frame_of(logged)).events
+        assert (read.tags, read.first) == (["a", "seen"], "a")
+
+    def test_initializer_for_a_field_that_a_row_lacks(self):
+        """A value from the row stays as it was logged, though ``__attrs_post_init__`` changes it in place."""
+        assert decode("test.decoder.cached", 1, {"tags": ["a", "seen"]}).tags == ["a", "seen"]
+
+    def test_factory_that_fails(self):
+        """A default that cannot be made for one row makes that row alone an unknown event."""
+        decoder = RowDecoder("test.decoder.inverse", 1, ["number"])
+        read = [decoder.decode([0, 0, 0, 0, 0, number]) for number in (1, 0, 2)]
+        assert [type(one) for one in read] == [Inverse, UnknownEvent, Inverse]
 
     def test_converters_of_fields_that_a_row_lacks(self):
         """Fields that an older program did not have are as the class sets them: converted defaults and factories."""

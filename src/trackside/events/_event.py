@@ -298,8 +298,8 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
     """
     Declare an event class under its wire name.
 
-    Whoever reads an event gets the values that were logged: converters, and an initializer that the class has, are not
-    called again. Validators are, and an event that they refuse is read as an `UnknownEvent`.
+    Whoever reads an event gets the values that were logged: converters and initializers change nothing a second time.
+    Validators are called, and an event that they refuse is read as an `UnknownEvent`.
 
     Args:
         name: Dotted and lower-case, the first part naming its owner: ``"acme.batch.skipped"``.

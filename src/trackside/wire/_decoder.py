@@ -25,6 +25,7 @@ from trackside.events._fields import (
     MAX_MAP_LENGTH,
     MAX_NAME_LENGTH,
     SCALARS,
+    STAMPS,
     Value,
     check_schema,
     fields_in,
@@ -32,12 +33,12 @@ from trackside.events._fields import (
     is_flat,
     is_union,
     own_fields,
-    structured,
 )
 from trackside.events._source import Source
 from trackside.events.vocabulary import SourceStarted, UnknownEvent
 from trackside.wire import _values as values
 from trackside.wire._encoder import FRAME_VERSION, WIDTH
+from trackside.wire._structure import rebuilt, structured
 from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS, unpack, weigh
 
 _HEAD: Final = 2 + len(ENVELOPE)
@@ -48,8 +49,6 @@ _AS_READ: Final = (dict, list, dict[str, Any], dict[str, object], list[Any], lis
 _PLAIN: Final = frozenset(SCALARS)
 _TEXT: Final = frozenset((str,))
 _NESTED: Final = (dict, list)
-_STAMPS: Final = ("_source", "_seq")
-"""The slots of an event besides its fields; the decoder writes them."""
 _MAX_LEARNED: Final = 64
 _MAX_LEARNED_CELLS: Final = 4096
 """Limits of the combinations of types that one decoder remembers: a stream needs few, a hostile one could send many."""
@@ -84,6 +83,7 @@ class RowDecoder:
     """Decodes the rows of one schema, which another version of the program may have written."""
 
     __slots__ = (
+        "_ambient",
         "_cls",
         "_constants",
         "_fill",
@@ -95,6 +95,7 @@ class RowDecoder:
         "_pick",
         "_room",
         "_version",
+        "_whole_hints",
         "_wire_name",
         "layout",
         "width",
@@ -109,6 +110,10 @@ class RowDecoder:
         self._room = min(_MAX_LEARNED, _MAX_LEARNED_CELLS // self.width)
         self._cls = self._reader()
         self._hints: tuple[Any, ...] = ()
+        self._whole_hints: dict[str, Any] = {}
+        """The types of the values in a row, in order, and then those of the values in `_ambient`."""
+        self._ambient: tuple[int, ...] = ()
+        """The values of fields that a row lacks and that a constructor would take from the reading process."""
         self._constants: tuple[Any, ...] = ()
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
         self._fill = self._fill_numbered = _fill_unknown
@@ -124,9 +129,15 @@ class RowDecoder:
         hints = hints_of(cls)
         known = {field.name for field in fields_in(cls)}
         self._hints = tuple(hints[name] if name in known else Any for name in self._names)
+        self._whole_hints = {**dict.fromkeys(ENVELOPE, int), **dict(zip(self._names, self._hints, strict=True))}
+        lacking = [field for field in fields_in(cls) if field.name not in self._whole_hints]
+        ambient = [field for field in lacking if field.default is FROM_AMBIENT]
+        self._whole_hints.update((field.name, int) for field in ambient)
+        self._ambient = tuple(map(_default, ambient))
         if _is_transparent(cls):
-            self._is_judged_by_type = is_flat(hint for hint in self._hints if hint not in _ANYTHING)
             self._prepare(cls)
+            is_flat_row = is_flat(hint for hint in self._hints if hint not in _ANYTHING)
+            self._is_judged_by_type = self._pick is not None and is_flat_row
 
     @property
     def describes_source(self) -> bool:
@@ -156,7 +167,7 @@ class RowDecoder:
                 places[field.name] = self.width + len(constants)
                 constants.append(_default(field))
         self._fill = _filler(cls)
-        self._fill_numbered = _filler(cls, _STAMPS)
+        self._fill_numbered = _filler(cls, STAMPS)
         self._constants = tuple(constants)
         self._pick = itemgetter(*(places[field.name] for field in fields_in(cls)))
 
@@ -178,7 +189,7 @@ class RowDecoder:
         lacking = [field for field in fields_in(self._cls) if field.name not in {*ENVELOPE, *self._names}]
         constants = tuple((field.name, _default(field)) for field in lacking)
         try:
-            return layout(self.width, self._cls, tuple(columns), constants, _STAMPS)
+            return layout(self.width, self._cls, tuple(columns), constants, STAMPS)
         except TypeError:  # a field that is kept elsewhere than in a slot
             return layout(self.width)
 
@@ -309,29 +320,9 @@ class RowDecoder:
         return event
 
     def _rebuilt(self, cls: type[Event], row: Sequence[Any]) -> Event:
-        """
-        Build the event as it was logged: the class's converters, which made the values of *row*, are not called again.
-
-        Its validators are, and ``__attrs_post_init__`` if the row lacks a field that this may compute.
-        """
-        wire = dict(zip((*ENVELOPE, *self._names), row[2:], strict=True))
-        hints = dict(zip(self._names, self._hints, strict=True))
-        given: dict[str, Any] = {}
-        lacking: list[attrs.Attribute[Any]] = []
-        for field in fields_in(cls):
-            if field.name in wire:
-                given[field.name] = structured(wire[field.name], hints.get(field.name, int))
-            else:
-                lacking.append(field)
-        event = _new(cls)
-        _set_all(event, given)
-        for field in lacking:
-            object.__setattr__(event, field.name, _initial(field, event))
-        if lacking:
-            event.__attrs_post_init__()
-            _set_all(event, given)
-        attrs.validate(event)
-        return event
+        """Build the event as it was logged."""
+        wire = dict(zip(self._whole_hints, (*row[2:], *self._ambient), strict=True))
+        return rebuilt(cls, wire, self._whole_hints)
 
     def _learn(self, row: Sequence[Any], plan: _Plan) -> None:
         if len(self._learned) < self._room:
@@ -344,30 +335,13 @@ def _is_transparent(cls: Any) -> bool:
         cls.__attrs_post_init__ in _ENVELOPES
         and cls.__setattr__ is object.__setattr__
         and all(field.validator is None and field.converter is None for field in fields_in(cls))
-        and not any(field.name in _STAMPS for field in fields_in(cls))
+        and not any(field.name in STAMPS for field in fields_in(cls))
     )
 
 
 def _default(field: attrs.Attribute[Any]) -> Any:
     """Return the value of a *field* that a row lacks; never that of a span which is open in the reading process."""
     return 0 if field.default is FROM_AMBIENT else field.default
-
-
-def _initial(field: attrs.Attribute[Any], event: Event) -> Any:
-    """Return what the initializer of *event* would set a *field* to that it is not given."""
-    value = _default(field)
-    if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # a class, to attrs
-        value = value.factory(event) if value.takes_self else value.factory()
-    convert: Any = field.converter
-    if convert is None:
-        return value
-    takes_more = isinstance(convert, getattr(attrs, "Converter", ()))  # which attrs has since 24.1
-    return convert(value, event, field) if takes_more else convert(value)
-
-
-def _set_all(event: Event, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        object.__setattr__(event, name, value)
 
 
 def _is_as_read(value: Any, hint: Any) -> bool:
@@ -446,7 +420,7 @@ def _filler(cls: Any, more: tuple[str, ...] = ()) -> Callable[..., None]:
 
 
 _fill_unknown: Callable[..., None] = _filler(UnknownEvent)
-_fill_unknown_numbered: Callable[..., None] = _filler(UnknownEvent, _STAMPS)
+_fill_unknown_numbered: Callable[..., None] = _filler(UnknownEvent, STAMPS)
 
 
 _MAX_SEQ: Final = 1 << 62

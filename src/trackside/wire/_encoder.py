@@ -30,10 +30,10 @@ from trackside.events._fields import (
     is_flat,
     is_union,
     own_fields,
-    structured,
 )
 from trackside.events.vocabulary import UnknownEvent
 from trackside.wire import _values as values
+from trackside.wire._structure import structured
 from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS
 
 FRAME_VERSION: Final = 2

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import datetime
 import enum
+import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 import msgpack
 
 from trackside.events._errors import DecodeError
-from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, converter
+from trackside.events._fields import MAX_MAP_LENGTH, SCALARS
 
 MAX_FRAME_BYTES: Final = 640 << 10
 """At this size the worst input costs some 55 MiB and a fifth of a second to check."""
@@ -78,7 +79,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if attrs.has(type(value)):
-        return converter().unstructure(value)
+        return _unstructure()(value)
     if isinstance(value, (set, frozenset)):
         return _sorted(value)
     if isinstance(value, (datetime.datetime, datetime.date)):
@@ -95,6 +96,13 @@ def plain(value: Any) -> Any:
         if isinstance(number, (bool, int, float, str)):
             return number
     raise TypeError(f"a {type(value).__name__} cannot be recorded; give numbers, text, bytes, lists or maps of them")
+
+
+@functools.cache
+def _unstructure() -> Callable[[Any], Any]:
+    import cattrs  # noqa: PLC0415  an eighth of what importing us would cost, and few events need it
+
+    return cattrs.Converter().unstructure
 
 
 def _sorted(members: Iterable[Any]) -> list[Any]:

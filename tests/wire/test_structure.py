@@ -14,7 +14,7 @@ import attrs
 import numpy
 import pytest
 
-from trackside.events._fields import structured
+from trackside.wire._structure import structured
 
 
 class Colour(enum.Enum):
