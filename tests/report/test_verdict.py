@@ -382,6 +382,13 @@ class TestUneven:
         )
         assert _uneven(report) == ("data_loading", 2, pytest.approx(10, rel=0.1))
 
+    def test_one_faster(self, made_up):
+        """If one rank takes a tenth of the others' time over loading, none of the others stands out among them."""
+        report = read_report(
+            made_up(factor=lambda rank, _step, part: 0.1 if (rank, part) == (2, "data_loading") else 1.0)
+        )
+        assert _uneven(report) is None
+
     def test_input_of_one_rank(self, findings):
         """If noise hides that a rank is late, the finding still names the one that waits for its data."""
 
@@ -563,6 +570,23 @@ class TestTiles:
         """A wait that the last rank does not have is no exchange; if ranks could not be compared, it counts as one."""
         barrier = Part(name="barrier", kind="waiting", mean_ns=60 * MS, share=0.6)
         assert _waited_share(what_if, [barrier]) == share
+
+    @pytest.mark.parametrize("name", ["recv_grad", "forward-recv", "send_activation", "p2p", "backward_send"])
+    def test_pipeline(self, name):
+        """The stages of a pipeline wait for each other where they receive and send."""
+        assert kind_of(name, set()) == "waiting"
+
+    @pytest.mark.parametrize(("apart_s", "late"), [(0.005, [1]), (30.0, [])])
+    def test_clocks_apart(self, apart_s, late):
+        """A rank behind at each bound by a quarter of a step is late; by more than one, its clock is apart."""
+        ranks = {rank: StepTiles() for rank in range(2)}
+        for rank, tiles in ranks.items():
+            for step in range(100):
+                at_ns = S + round(rank * apart_s * S) + 20 * step * MS
+                tiles.add_part(at_ns + 2 * MS, at_ns + 8 * MS, "model_forward")
+                tiles.add_part(at_ns + 8 * MS, at_ns + 18 * MS, "model_backward")
+                tiles.end_step(step, at_ns, at_ns + 20 * MS)
+        assert [one.rank for one in compare_ranks([ranks], hosts=("one",)).late] == late
 
     def test_gap(self):
         """A stretch is not waiting because the part before it is: there a rank can be late."""

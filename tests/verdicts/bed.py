@@ -61,6 +61,11 @@ def now_and_then(rank, step, part):
     return 0.04 * (step // 30 % 2) if (rank, part) == (1, FORWARD) else 0.0
 
 
+def in_another_order(rank, step, part):
+    """Let all but rank 1 wait longer for their data, by 15 ms, and rank 1 take 45 ms longer in its forward pass."""
+    return {DATA: 0.015 * (rank != 1), FORWARD: 0.045 * (rank == 1)}.get(part, 0.0)
+
+
 @attrs.define(kw_only=True)
 class SimulatedJob:
     """A job of ranks that meet in each step, and its faults."""
@@ -359,6 +364,19 @@ def _of_all_ranks():
                 kind="straggler",
                 rank=1,
                 beside=(2,),
+                section=FORWARD,
+                since=0,
+                job=job,
+            ),
+        )
+    for ranks in (2, 8):
+        job = SimulatedJob(ranks=ranks, delay=in_another_order)
+        yield (
+            f"in another order, {ranks} ranks",
+            Labelled(
+                cause="in another order than its peers",
+                kind="straggler",
+                rank=1,
                 section=FORWARD,
                 since=0,
                 job=job,

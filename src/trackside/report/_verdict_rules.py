@@ -898,7 +898,8 @@ def _uneven(report: Report) -> tuple[str, int, float] | None:
     """
     Return the most uneven part of a step, its slowest rank, and this rank's time as a multiple of the fastest rank's.
 
-    None if no rank takes more than twice as long. The result may be noise, so it is used only for advice.
+    None if no rank takes more than twice as long as its peers usually do. The result may be noise, so it is used only
+    for advice.
     """
     if report.heatmap is None:
         return None
@@ -906,8 +907,9 @@ def _uneven(report: Report) -> tuple[str, int, float] | None:
     found = [
         ((1 - score) * means_ns.get(name, 0.0), name, rank, 1 / score)
         for name, column in zip(report.heatmap.names, report.heatmap.scores, strict=True)
+        for usual in [statistics.median_high(score or 0.0 for score in column)]
         for rank, score in zip(report.heatmap.ranks, column, strict=True)
-        if score is not None and 0 < score < _UNEVEN_SCORE
+        if score is not None and 0 < score < _UNEVEN_SCORE * usual
     ]
     return max(found)[1:] if found else None
 

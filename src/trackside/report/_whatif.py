@@ -696,17 +696,33 @@ def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
     entered, left = [], []
     for at in _looked_at(grid):
         here = [(end[at] - own[at], end[at]) for own, end in zip(took, ends, strict=True) if own[at]]
-        if len(here) < len(grid.ranks):
-            continue
-        starts, stops = [start for start, _ in here], [stop for _, stop in here]
-        entered.append(max(starts) - min(starts))
-        left.append(max(stops) - min(stops))
+        if len(here) == len(grid.ranks):
+            entered.append([start for start, _ in here])
+            left.append([stop for _, stop in here])
     if len(entered) < FEWEST_BLOCKS:
         return False
-    apart_ns, together_ns = statistics.fmean(entered), statistics.fmean(left)
-    middle_apart_ns, middle_together_ns = statistics.median(entered), statistics.median(left)
-    return (apart_ns - together_ns >= least_ns and together_ns <= apart_ns / 2) or (
-        middle_apart_ns - middle_together_ns >= least_ns and middle_together_ns <= middle_apart_ns / 2
+    spreads = [[max(times) - min(times) for times in bounds] for bounds in (entered, left)]
+    return any(
+        apart_ns - together_ns >= least_ns and together_ns <= apart_ns / 2
+        for apart_ns, together_ns in (map(mean, spreads) for mean in (statistics.fmean, statistics.median))
+    ) and not _keeps_its_distance(entered, left)
+
+
+def _keeps_its_distance(entered: Sequence[Sequence[float]], left: Sequence[Sequence[float]]) -> bool:
+    """
+    Return whether a rank that enters a tile later than in the step before leaves it later by as much.
+
+    Then it waits for nobody there, even if all leave close together: it takes less time than its peers and had taken
+    more before. Least squares decide between the two: leaving does not depend on entering, or follows it.
+    """
+    by_bound = []
+    for times in (entered, left):
+        apart = [[time - statistics.median(row) for time in row] for row in times]
+        by_bound.append(
+            [after - before for pair in itertools.pairwise(apart) for before, after in zip(*pair, strict=True)]
+        )
+    return math.fsum((out - in_) ** 2 for in_, out in zip(*by_bound, strict=True)) < math.fsum(
+        out**2 for out in by_bound[1]
     )
 
 
@@ -770,6 +786,9 @@ def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[flo
         [end - took for end, took in zip(ends, own, strict=True)]
         for ends, own in zip(grid.ends[name], grid.took[name], strict=True)
     ]
+    apart_ns = statistics.median(max(column) - min(column) for column in zip(*entered, strict=True))
+    if apart_ns > statistics.median(map(statistics.median, whole)):
+        return []  # of ranks that meet in each step none is a step behind: these have two clocks, under one host's name
     return _find_late(grid, entered, whole, parts=[name], is_tiled=False)
 
 

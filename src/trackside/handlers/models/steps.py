@@ -37,6 +37,7 @@ _KINDS: Final = (
         WAITING,
         re.compile(
             r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm"
+            r"|recv|p2p|isend|send[-_]?(forward|backward|activation|grad)|(forward|backward)[-_]?send"  # pipelines
         ),
     ),
     ("input", re.compile(r"data|load|fetch|input|batch|tokeni[sz]|augment|prefetch")),
