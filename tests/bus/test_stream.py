@@ -124,6 +124,22 @@ class TestBeginAndEnd:
         assert sources[0].run_id == sources[1].run_id
         assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
 
+    def test_end_with_those_that_leave(self, bus, make_frames):
+        """What is logged after the end is part of another stream, and nothing for those that leave with the end."""
+        leaving, staying = make_frames(), make_frames()
+        subscriptions = [bus.subscribe(sink, to=(Ticked, SourceStarted, SourceEnded)) for sink in (leaving, staying)]
+        bus.log(Ticked(number=1))
+        bus.end(leaving=subscriptions[:1])
+        bus.log(Ticked(number=2))
+        bus.flush()
+        assert [one.number for one in leaving.events(Ticked)] == [1]
+        assert [one.number for one in staying.events(Ticked)] == [1, 2]
+        assert (len(begun(leaving)), len(begun(staying))) == (1, 2)
+        subscriptions[0].close()
+        stats = [one.stats() for one in subscriptions]
+        # Each stream has a start, and the first one an end.
+        assert [(one.logged, one.handled, one.balance) for one in stats] == [(3, 3, 0), (5, 5, 0)]
+
     def test_end_of_the_process_at_once(self, bus, frames, own_identity, monkeypatch):
         """The process gets a new source also where the dispatcher ends the stream before `end` returns."""
         bus.subscribe(frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -215,10 +216,13 @@ class TestThread:
         assert beats in {1, 2}  # the thread may not have come to its first
         assert [thread.name for thread in threading.enumerate() if thread.name == "trackside-heartbeat"] == []
 
-    def test_handler_that_raises(self, bus, captured):
-        """A handler that raises does not stop the heartbeat thread."""
-        bus.subscribe(_explode, to=Heartbeat)
-        heartbeats = HeartbeatThread(bus, interval_s=0.001)
+    @pytest.mark.parametrize("raises", ["handler", "check"])
+    def test_survives(self, bus, captured, caplog, raises):
+        """Neither a handler nor a check that raises stops the heartbeat thread."""
+        caplog.set_level(logging.CRITICAL, "trackside")
+        if raises == "handler":
+            bus.subscribe(_explode, to=Heartbeat)
+        heartbeats = HeartbeatThread(bus, interval_s=0.001, on_beat=_explode if raises == "check" else int)
         heartbeats.start()
         deadline = threading.Event()
         while len(captured.of(Heartbeat)) < 10 and not deadline.wait(0.001):

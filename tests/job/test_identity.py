@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
 import trackside
 from trackside.events import IterationEnded
 from trackside.handlers.eventlog import outline
+from trackside.instruments.torch import is_distributed
 from trackside.report import read_runs
 
 pytest.importorskip("torch")
@@ -119,3 +121,11 @@ def test_rivals(tmp_path):
     assert f"process {first.pid} on " in error
     assert "writes as rank 3 of run job-7, too; give each process its own: JobConfig(rank=…)" in error
     assert error.count("writes as rank") == 1
+
+
+def test_while_torch_is_imported(monkeypatch):
+    """A module of torch that another thread is importing has not all of its names: no process has joined others."""
+    half = types.ModuleType("torch.distributed")
+    half.is_available = lambda: True
+    monkeypatch.setitem(sys.modules, "torch.distributed", half)
+    assert not is_distributed()

@@ -450,6 +450,22 @@ class TestClose:
         assert len({said.source.id for said in reported}) == 1
 
     @pytest.mark.hang_guard(60)
+    def test_logged_after_the_end(self, run, bus):
+        """What is logged after the end of the stream, as by a thread that goes on, begins no other one in the log."""
+
+        class Late:
+            runs_on = RunsOn.DISPATCHER
+
+            def __call__(self, event):
+                if isinstance(event, SourceEnded):
+                    bus.log(Said(text="late"))
+
+        job = run(handlers=[Late()])
+        bus.log(Said(text="in time"))
+        assert job.close(timeout_s=60)
+        assert [said.text for said in recorded(job, Said)] == ["in time"]
+        assert (len(recorded(job, SourceStarted)), len(recorded(job, SourceEnded))) == (1, 1)
+
     def test_stalled_sink(self, run, bus, caplog):
         """A sink that blocks for ever does not keep a job from closing, nor the log from being whole."""
         caplog.set_level(logging.CRITICAL, "trackside")

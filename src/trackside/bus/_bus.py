@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -481,12 +481,15 @@ class Bus(Closing):
     def _is_subscribed(self, subscriber: Subscriber) -> bool:
         return subscriber in self._subscribers
 
-    def _unsubscribe(self, subscriber: Subscriber, timeout_s: float) -> bool:
-        if not self._retired.take(subscriber, self._subscribers):
-            return True
+    def _forget_routes(self) -> None:
         self._routes = {}
         if native is not None:
             native.forget_routes()  # keep no reference to a handler that left
+
+    def _unsubscribe(self, subscriber: Subscriber, timeout_s: float) -> bool:
+        if not self._retired.take(subscriber, self._subscribers):
+            return True
+        self._forget_routes()
         done = True
         if isinstance(subscriber, QueuedSubscriber):
             deadline_s = deadline_in(timeout_s)
@@ -518,10 +521,21 @@ class Bus(Closing):
         if self._queued():
             self._dispatcher.start()
 
-    def end(self, reason: str = "closed") -> None:
-        """End the numbered stream. Its source gets a new id now, under which the next event starts a new stream."""
+    def end(self, reason: str = "closed", *, leaving: Iterable[Subscription] = ()) -> None:
+        """
+        End the numbered stream. Its source gets a new id now, under which the next event starts a new stream.
+
+        Args:
+            reason: The reason that the stream records.
+            leaving: Subscriptions whose handlers get nothing of a later stream. Close them soon.
+        """
         ended = self._dispatcher.source  # before the dispatcher, which may be faster than this thread, forgets it
-        self._dispatcher.put(End(reason))
+        subscribers = [one._subscriber for one in leaving if not one.closed]  # noqa: SLF001
+        queued = [one for one in subscribers if isinstance(one, QueuedSubscriber)]
+        for one in queued:
+            one.unsubscribe(self._dispatcher.admissions)
+        self._forget_routes()
+        self._dispatcher.put(End(reason, leaving=queued))
         if ended is not None:  # at once, so that no child takes the ended source for its parent
             self._identity.renew(ended)
 

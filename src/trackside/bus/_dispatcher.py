@@ -120,6 +120,8 @@ class End(NamedTuple):
     reason: str
     for_good: bool = False
     """Whether no other stream may begin, because the bus is closed."""
+    leaving: Sequence[QueuedSubscriber] = ()
+    """The subscribers that get nothing of later streams."""
 
 
 class StreamIdentity:
@@ -475,6 +477,8 @@ class Dispatcher:
         elif isinstance(item, End):
             self._end(item.reason)
             self._is_over = self._is_over or item.for_good
+            for subscriber in item.leaving:
+                self._leave(subscriber)
 
     def _join(self, subscriber: QueuedSubscriber) -> None:
         if self._is_over:

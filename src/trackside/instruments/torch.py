@@ -285,7 +285,8 @@ def has_cuda() -> bool:
 def is_distributed() -> bool:
     """Return whether this process has joined others through torch; does not import torch."""
     known = sys.modules.get("torch.distributed")
-    return known is not None and known.is_available() and known.is_initialized()
+    is_initialized = getattr(known, "is_initialized", None)  # not there yet while another thread imports it
+    return is_initialized is not None and bool(known.is_available() and is_initialized())  # type: ignore[union-attr]
 
 
 def place_in_group() -> dict[str, int]:

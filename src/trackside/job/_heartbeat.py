@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trackside._platform import clock_through_sleep_ns
 from trackside.bus import Bus, BusStats
-from trackside.core import StopEvent
+from trackside.core import RateLimitedLog, StopEvent, described
 from trackside.events import ClockAnchored, Heartbeat, clock
 
 CLOCK_EVERY_S: Final = 60.0
@@ -46,6 +46,7 @@ class HeartbeatThread:
         self._sequence = 0
         self._clock_due_s = 0.0
         self._suspended_before_ns: int | None = None
+        self._log = RateLimitedLog()
         self._thread = threading.Thread(target=self._run, name="trackside-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -73,7 +74,10 @@ class HeartbeatThread:
                 self._clock_due_s = now_s + CLOCK_EVERY_S
                 self.anchor()
             self.beat()
-            self._on_beat()
+            try:
+                self._on_beat()
+            except Exception as error:  # the next heartbeat is due whatever is wrong
+                self._log.complain("a check at a heartbeat failed: %s", described(error))
             self._stop.wait(self._interval_s)
 
     def beat(self, timeout_s: float = 1.0) -> None:

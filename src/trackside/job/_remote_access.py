@@ -346,6 +346,8 @@ class RemoteAccess:
         """Whether the collector, if there is one, had acknowledged everything when this was closed."""
         self._made: Path | None = None
         """The directory made for the socket because the usual ones could not be used; None if they could."""
+        self.subscriptions: list[Subscription] = []
+        """Those through which viewers, a collector or a stream get events."""
         self._ring_bytes = config.ring_bytes
         self._stream: Subscription | None = None
         """The subscription that publishes to a stream of NATS, if the collector is one."""
@@ -362,6 +364,7 @@ class RemoteAccess:
                 self._notes.append(EndpointFile(directory, source, publisher.endpoint))
             if config.collector and is_stream(config.collector):
                 self._stream = self._subscribe_to_stream(config.collector)
+                self.subscriptions.append(self._stream)
             elif config.collector:
                 self._open(config.collector, connects=True, keys=config.keys, insecure=config.insecure)
         except BaseException:
@@ -437,7 +440,14 @@ class RemoteAccess:
                 min_priority=wanted.level,
                 keep=_Sparing(rule_from_wire(rule)) if rule is not None else None,
             )
-            return lambda: subscription.close(0.0)
+            self.subscriptions.append(subscription)
+
+            def end() -> None:
+                with contextlib.suppress(ValueError):
+                    self.subscriptions.remove(subscription)
+                subscription.close(0.0)
+
+            return end
 
         def on_verb(address: bytes, verb: Verb, user: str) -> None:
             if publisher.connects:  # to a collector, which decides who may command; its key proves who it is

@@ -85,7 +85,8 @@ class AppliedConfig:
         self._bus = bus
         self._was_strict = bus.strict
         self._training: TrainingConfig | None = None
-        self._subscriptions: list[Subscription] = []
+        self.subscriptions: list[Subscription] = []
+        """Those of the handlers that the configuration names."""
         self._log_handlers: list[logging.Handler] = []
         self._log_level = LOGGER.level
         self._source = source
@@ -106,7 +107,7 @@ class AppliedConfig:
             return
         self._bus.strict = self.job.strict
         annotate(self.job.annotate or None)
-        self._subscriptions = self.job.subscribe_handlers(self._source.rank, self._bus)
+        self.subscriptions = self.job.subscribe_handlers(self._source.rank, self._bus)
         self._bus.log(self.job.configured(self._source))
         if self.job.training is not None:
             self.set_training(self.job.training)
@@ -139,7 +140,7 @@ class AppliedConfig:
             Whether every handler was done in time.
         """
         done = True
-        for subscription in self._subscriptions:
+        for subscription in self.subscriptions:
             done = subscription.close(timeout_s) and done
         self._bus.strict = self._was_strict
         set_training_defaults(TrainingDefaults())
@@ -505,7 +506,8 @@ class Job:
             self._log_last_events(timeout_s)
             self._is_ending = True
         counters = self.bus.registry.snapshots()
-        self.bus.end(reason)
+        # A thread that still logs would begin another stream, in the same log.
+        self.bus.end(reason, leaving=self._all_subscriptions())
         done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
         done = self._leave(deadline_s) and done
         # Only after every handler has left: some lose events when they leave.
@@ -516,6 +518,10 @@ class Job:
             _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
         self._be_over()
         return done
+
+    def _all_subscriptions(self) -> list[Subscription]:
+        parts = [part for part in (self._applied, self._remote) if part is not None]
+        return [*self._subscriptions, *(one for part in parts for one in list(part.subscriptions))]
 
     def _log_last_events(self, timeout_s: float) -> None:
         """Log the events that belong before the end of the stream."""

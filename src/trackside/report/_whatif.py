@@ -702,9 +702,9 @@ def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
     if len(entered) < FEWEST_BLOCKS:
         return False
     spreads = [[max(times) - min(times) for times in bounds] for bounds in (entered, left)]
+    means = [[mean(spread) for spread in spreads] for mean in (statistics.fmean, statistics.median)]
     return any(
-        apart_ns - together_ns >= least_ns and together_ns <= apart_ns / 2
-        for apart_ns, together_ns in (map(mean, spreads) for mean in (statistics.fmean, statistics.median))
+        apart_ns - together_ns >= least_ns and together_ns <= apart_ns / 2 for apart_ns, together_ns in means
     ) and not _keeps_its_distance(entered, left)
 
 
