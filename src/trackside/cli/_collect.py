@@ -146,7 +146,8 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
         print(f"read back {restored.events:,} events of {known:,} source(s) from {options.log}")
     safety = f" --keys {options.keys}" if options.keys else " --insecure" if options.insecure else ""
     endpoint = paste_ready(collector.endpoint)
-    print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}")
+    how = "   (with start(remote=Remote(insecure=True)))" if options.insecure else ""
+    print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}{how}")
     if collector.viewer_endpoint:
         print(f"viewers: trackside attach {paste_ready(collector.viewer_endpoint)}{safety}")
     if collector.broadcast_endpoint:

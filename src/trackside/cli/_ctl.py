@@ -8,7 +8,7 @@ from typing import Any
 from trackside.cli._print import add_ranks, json_text, rank_set
 from trackside.core.text import printable
 from trackside.events import Priority
-from trackside.handlers.zeromq import VERBS, Outcome, command
+from trackside.handlers.zeromq import VERBS, Outcome, command, find_endpoints
 
 HELP = "ask a running job how it is, or to record less"
 DESCRIPTION = (
@@ -20,7 +20,11 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="where a job publishes, or a collector does")
+    parser.add_argument(
+        "endpoint",
+        metavar="ENDPOINT",
+        help="where a job publishes, or a collector does; or the directory that a job on this machine writes to",
+    )
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument(
         "value", nargs="?", help=f"for priority: {', '.join(Priority.__members__)}; for sample: each n-th step"
@@ -35,8 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Send the verb and print each answer; return 1 if a process refused, failed or did not answer."""
+    is_endpoint = "://" in options.endpoint
+    return max(
+        _ask(endpoint, options)
+        for endpoint in ([options.endpoint] if is_endpoint else find_endpoints(options.endpoint))
+    )
+
+
+def _ask(endpoint: str, options: argparse.Namespace) -> int:
     outcomes = command(
-        options.endpoint,
+        endpoint,
         options.verb,
         _arguments(options),
         targets=[f"rank:{rank}" for rank in sorted(rank_set(options) or ())],

@@ -58,6 +58,9 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
     Forward passes in evaluation mode are the iterations of a validation loop, unless the script has its own spans for
     them. The validation loop ends when the next batch is trained on.
 
+    Steps are counted from 0. A script that goes on from a checkpoint has ``training_loop(train_iterations_start=…)``
+    around the loop; else its steps look like earlier ones that are done again.
+
     If the training loop has `training_iteration` blocks of its own, they are the iterations: each gets the parts inside
     of it, and the samples and the loss if the script sets none.
 

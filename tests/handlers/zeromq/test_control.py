@@ -12,7 +12,7 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.events import ConfigError, ControlUsed, IterationEnded, Source, UnreadableError
-from trackside.handlers.zeromq import VERBS
+from trackside.handlers.zeromq import VERBS, EndpointFile
 from trackside.handlers.zeromq import command as command_within
 from trackside.handlers.zeromq._connection import Connection, Safety
 from trackside.handlers.zeromq._control import is_target, may_command
@@ -293,15 +293,15 @@ class TestAllRanks:
 
 @pytest.mark.integration
 class TestCommandLine:
-    def test_says_what_each_said(self, jobs):
-        """
-        The command prints a line for each source.
-        """
+    @pytest.mark.parametrize("by", ["endpoint", "directory"])
+    def test_says_what_each_said(self, jobs, tmp_path, by):
+        """The command prints a line for each source, at an endpoint or in a directory that jobs write to."""
         job = jobs(rank=3)
+        EndpointFile(tmp_path, Source(rank=3), job.endpoint)
         code = "import sys; from trackside.cli import main; sys.exit(main(sys.argv[1:]))"
 
         ended = subprocess.run(
-            [sys.executable, "-c", code, "ctl", job.endpoint, "sample", "7"],
+            [sys.executable, "-c", code, "ctl", job.endpoint if by == "endpoint" else tmp_path, "sample", "7"],
             capture_output=True,
             text=True,
             check=False,
