@@ -15,6 +15,8 @@ from blocks import growth_here
 from implementations import needs_core
 from trackside.bus import default_bus
 from trackside.events import Event, IterationEnded, RunsOn, SpanEnded, event
+from trackside.events.vocabulary import IterationSpanEnded, ProfileSpanEnded
+from trackside.wire import changeable_fields
 
 
 @attrs.define
@@ -33,6 +35,16 @@ class Noted(Event):
 @event("test.changed.counted")
 class Counted(IterationEnded):
     values: list[Any] = attrs.field(factory=list)
+
+
+@event("test.changed.end")
+class End(SpanEnded):
+    tags: list[str] = attrs.field(factory=list)
+
+
+@event("test.changed.numbered_end")
+class NumberedEnd(SpanEnded):
+    number: int = 0
 
 
 class WithoutSlots:
@@ -217,6 +229,33 @@ def test_iteration_with_a_list(bus, frames, held_still):
     go_on()
     bus.flush()
     assert [one.values for one in frames.events(Counted)] == [[], [[1]]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "change", "expected"),
+    [
+        ("tags", ["a"], lambda it: it.append("b"), ["a"]),
+        ("attributes", {"a": 1}, lambda it: it.update(a=2), {"a": 1}),
+        ("error", {"type": "a"}, lambda it: it.update(type="b"), {"type": "a"}),
+    ],
+)
+def test_end_with_a_list(bus, frames, held_still, *, field, value, change, expected):
+    """So are all values of a span's end that the program logs, of a class that declares a list."""
+    bus.subscribe(frames)
+    bus.log(End(name="", duration_ns=1))  # Python finds the route of the first
+    bus.flush()
+    go_on = held_still(bus)
+    bus.log(End(name="", duration_ns=1, **{field: value}))
+    change(value)
+    go_on()
+    bus.flush()
+    assert getattr(frames.events(End)[1], field) == expected
+
+
+@pytest.mark.parametrize("cls", [SpanEnded, IterationSpanEnded, ProfileSpanEnded, NumberedEnd, IterationEnded])
+def test_ends_that_are_not_copied(cls):
+    """Nothing is copied of the ends of spans and iterations that declare no more than numbers."""
+    assert changeable_fields(cls) == ()
 
 
 def test_event_with_a_dict_of_attributes(bus, frames, held_still):

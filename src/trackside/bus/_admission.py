@@ -50,7 +50,7 @@ class _Sizing:
     changeable: tuple[str, ...]
     """The fields with values that their owner could change while the event waits."""
     sized: tuple[str, ...]
-    """The fields that may be large; all that can be changed are among them."""
+    """The fields that may be large; all that can be changed are among them, but for the error of a span's end."""
     admit: Any
 
     def admit_sized(self, event: Any) -> None:

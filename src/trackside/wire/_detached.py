@@ -19,6 +19,7 @@ from trackside.core import is_from_signal_handler
 from trackside.events._event import Event, is_declared
 from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, hints_of, is_flat, own_fields
 from trackside.events.vocabulary import SpanEnded, UnknownEvent
+from trackside.wire._size import sized_fields
 from trackside.wire._values import MAX_ARRAY_LENGTH, MAX_DEPTH, MAX_ROW_BYTES
 
 _EXACT: Final = frozenset(SCALARS)
@@ -30,11 +31,12 @@ def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
     """
     Return the fields of *cls* whose declared types admit values that can be changed.
 
-    None of a span's end: spans detach the attributes themselves, nearly always none.
+    None of a span's end: spans detach the attributes themselves, nearly always none. But an end of a class that
+    declares more than numbers is logged by the program, which may change all of it.
     """
     if cls is UnknownEvent:
         return ("fields",)
-    if not is_declared(cls) or issubclass(cls, SpanEnded):
+    if not is_declared(cls) or (issubclass(cls, SpanEnded) and sized_fields(cls) == sized_fields(SpanEnded)):
         return ()
     try:
         hints = hints_of(cls)
