@@ -29,6 +29,18 @@ class Empty(Event):
     pass
 
 
+class WithoutCopies:
+    """Cannot be copied."""
+
+    def __copy__(self):
+        raise TypeError("no copy")
+
+
+@event("test.stream.uncopied")
+class Uncopied(WithoutCopies, Event):
+    number: int = 0
+
+
 def first_and_last(frames):
     return [(frame.first_seq, frame.last_seq) for frame in frames.decoded()]
 
@@ -384,6 +396,45 @@ class TestFrames:
         assert [(one.name, one.fields, one.name_version) for one in frames.events(UnknownEvent)] == [
             ("other.library.event", {"number": number}, 4) for number in range(3)
         ]
+
+    def test_schema_that_failed(self, bus, frames, held_still):
+        """If a type cannot be introduced to a frame, its event is invalid and the next one is readable."""
+
+        class ShortOfMemory(dict):
+            failures = 1
+
+            def __setitem__(self, number, entry):
+                self.failures -= 1
+                if self.failures == 0:
+                    raise MemoryError
+                super().__setitem__(number, entry)
+
+        subscription = bus.subscribe(frames, to=Ticked)
+        bus.log(Ticked(number=0))
+        bus.flush()
+        go_on = held_still(bus)
+        bus.log(Ticked(number=1))
+        bus.log(Ticked(number=2))
+        (group,) = bus._dispatcher._batcher._groups.values()
+        group.schemas = ShortOfMemory()
+        go_on()
+        bus.flush()
+        assert [one.number for one in frames.events()] == [0, 2]
+        stats = subscription.stats()
+        assert (stats.logged, stats.handled, stats.invalid, stats.balance) == (3, 2, 1, 0)
+
+    def test_sink_that_joins_after_a_failure(self, bus, model, frames):
+        """A sink that joins where a batch has a type but no row gets the schema with the first row."""
+        bus.subscribe(model)
+        uncopied = Uncopied()
+        bus.log(uncopied)
+        bus.flush()
+        bus.log(uncopied)  # it has a number, so the dispatcher copies it
+        bus.subscribe(frames, to=Uncopied)
+        bus.log(Uncopied(number=1))
+        bus.flush()
+        assert [one.number for one in frames.events()] == [1]
+        assert bus.stats().invalid == 1
 
     def test_shared_by_equal_sinks(self, bus, make_frames, held_still):
         """Frame sinks that want the same get the same frame, cut once; one that wants less gets its own."""

@@ -581,8 +581,8 @@ class Dispatcher:
                     event = self._saturated(event)
                     row = fan_out.encode(event, batcher.offset)
                 if fan_out.batch != batcher.batch:
-                    fan_out.batch = batcher.batch
                     batcher.introduce(fan_out.schema, fan_out.groups)  # type: ignore[arg-type]
+                    fan_out.batch = batcher.batch  # last: if introducing was interrupted, the next event does it
             if fan_out.needs_number:
                 if hasattr(event, "_seq"):  # it was logged before, and subscribers may hold it with its other number
                     event = copy.copy(event)

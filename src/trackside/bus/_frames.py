@@ -83,11 +83,11 @@ class FrameBatcher:
 
     def introduce(self, schema: Schema, groups: Iterable[FilterGroup]) -> None:
         """Add the schema of a type to the frames of *groups*, and account for the room."""
+        for group in groups:  # also if it is known: another group may have joined before the batch had a row
+            group.schemas[schema.number] = schema.entry
         if schema.number not in self._introduced:
-            self._introduced.add(schema.number)
             self.room_bytes -= len(schema.entry) + _SCHEMA_EXTRA_BYTES
-            for group in groups:
-                group.schemas[schema.number] = schema.entry
+            self._introduced.add(schema.number)
 
     def is_due(self) -> bool:
         """Return whether the batch is worth a frame, or the last one was cut long enough ago."""
