@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import trackside
-from trackside.events import ConfigError, RunsOn, Source
+from trackside.events import ConfigError, RunsOn, Source, UnknownEvent
+from trackside.testing import recorded
+
+TEXT = "x" * 199_400
 
 
 @trackside.event("barrier.step.taken")
@@ -23,6 +26,13 @@ class SlowStepTaken(StepTaken):
 @trackside.event("barrier.other.happened", priority=trackside.LIFECYCLE)
 class OtherHappened(trackside.Event):
     """An event of another family."""
+
+
+@trackside.event("barrier.noted")
+class Noted(trackside.Event):
+    """An event that may be large."""
+
+    text: str
 
 
 class Counter:
@@ -232,6 +242,43 @@ class TestDeliver:
         assert accepted == [True, False, False]
         assert len(model.events) == len(events)
         assert bus.inject(events)
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            recorded(Noted(text=TEXT)),
+            recorded(UnknownEvent(name="of.another.library", fields={"text": TEXT})),
+        ],
+        ids=["declared", "unknown"],
+    )
+    def test_large(self, bus, held_still, event):
+        """Of events of 199,464 bytes, 49 places of 4 KiB each, 167 fit into half of the queue, 8,192 places."""
+        bus.subscribe(Kept())
+        held_still(bus)
+        accepted = [bus.inject([event]) for _ in range(200)]
+
+        assert accepted == [True] * 167 + [False] * 33
+
+    def test_large_after_others(self, bus, held_still):
+        """Once large events are delivered there is room for as many as before."""
+        bus.subscribe(Kept())
+        for _ in range(2):
+            go_on = held_still(bus)
+            accepted = [bus.inject([recorded(Noted(text=TEXT))]) for _ in range(168)]
+            go_on()
+            bus.flush(30)
+
+            assert accepted == [True] * 167 + [False]
+
+    def test_large_for_a_stalled_sink(self, bus, gate):
+        """Of events of 199,976 bytes, 64 beside the letters and 512 the event's own, 167 fit into a sink's 32 MiB."""
+        subscription = bus.subscribe(gate, to=Noted, runs_on=RunsOn.WORKER)
+        for _ in range(20):
+            assert bus.inject([recorded(Noted(text=TEXT))] * 10)
+            assert bus._dispatcher.settle(30)
+
+        stats = subscription.stats()
+        assert (stats.logged, stats.in_queue, stats.dropped) == (200, 167, 33)
 
     def test_rules(self, bus):
         """Rules apply to injected events."""

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from trackside._implementation import native
-from trackside.bus._admission import Admission, dropped_by_name, make_admission
+from trackside.bus._admission import PLACE_BYTES, Admission, dropped_by_name, make_admission
 from trackside.bus._delivery import FanOut, deliver_plain
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
 from trackside.bus._queue import PLACEHOLDER, make_queue
@@ -56,7 +56,7 @@ from trackside.events import (
     set_process_source,
 )
 from trackside.events._source import is_made_here, new_id
-from trackside.wire import RowEncoder, saturated
+from trackside.wire import RowEncoder, saturated, size_of
 
 POLL_S: Final = 0.4
 """The longest pause between two drains, in seconds. A wake-up costs more than a few events do."""
@@ -71,7 +71,7 @@ _READ_CLOCK_EVERY: Final = 32 if native is None else 256
 _REPORT_DROPPED_NS: Final = 10**9
 _INJECTED_BYTES: Final = 512
 """
-The size that is assumed for an event of another process in a sink's queue; its encoded size is not known any more.
+The size of an event of another process in a sink's queue, besides its values; its encoded size is not known any more.
 """
 _WAKE: Final = "wake"
 _STOP: Final = "stop"
@@ -100,6 +100,10 @@ class Inject(NamedTuple):
     """An entry of the queue: events of other processes, which have their numbers."""
 
     events: Sequence[Event]
+    sizes: Sequence[int]
+    """The estimated size of each one's values, in bytes."""
+    places: int
+    """The places that all of them count as."""
 
 
 class Describe(NamedTuple):
@@ -245,14 +249,18 @@ class Dispatcher:
         return self._thread.start()
 
     def inject(self, events: Sequence[Event]) -> bool:
-        """Queue events of other processes; False if the queue is half full already."""
+        """
+        Queue events of other processes; False if those that wait would take more than half as many places as there are.
+        """
+        sizes = [size_of(event, self.admission(type(event)).sized) for event in events]
+        places = sum(size // PLACE_BYTES + 1 for size in sizes)
         waiting = self._inject_offered - self._inject_done
-        if waiting and waiting + len(events) > self._limit // 2:
+        if waiting and waiting + places > self._limit // 2:
             return False
-        self._inject_offered += len(events)
-        self.queue.append(Inject(events))
+        self._inject_offered += places
+        self.queue.append(Inject(events, sizes, places))
         self.start()
-        if waiting + len(events) >= self._limit // 4:
+        if waiting + places >= self._limit // 4:
             self._wake()
         return True
 
@@ -457,7 +465,7 @@ class Dispatcher:
         """Process an *item* that is no event, at its place between the events."""
         self._send_to_models()
         if isinstance(item, Inject):
-            self._inject(item.events)
+            self._inject(item)
             return
         self._cut()
         self._fan_outs = {}
@@ -618,8 +626,8 @@ class Dispatcher:
         own = {name: saturated(getattr(event, name)) for name in own_fields(cls)}
         return cls(at_ns=event.at_ns, span_id=event.span_id, step=event.step, **own)
 
-    def _inject(self, events: Sequence[Event]) -> None:
-        for event in events:
+    def _inject(self, injected: Inject) -> None:
+        for event, size in zip(injected.events, injected.sizes, strict=True):
             fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
             for model in fan_out.models:
                 model.injected += 1
@@ -627,9 +635,9 @@ class Dispatcher:
                 model.append(event)
             for sink in fan_out.sinks:
                 sink.injected += 1
-                sink.offer(event, _INJECTED_BYTES)
+                sink.offer(event, _INJECTED_BYTES + size)
         self._send_to_models()
-        self._inject_done += len(events)
+        self._inject_done += injected.places
 
     def _deliver_own(self, event: Event) -> None:
         """Deliver an event that the dispatcher made itself, which needs no admission."""
