@@ -137,7 +137,7 @@ class TestBeginAndEnd:
         assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
 
     def test_end_with_those_that_leave(self, bus, make_frames):
-        """What is logged after the end is part of another stream, and nothing for those that leave with the end."""
+        """An event after the end is part of another stream, and nothing for those that leave with the end."""
         leaving, staying = make_frames(), make_frames()
         subscriptions = [bus.subscribe(sink, to=(Ticked, SourceStarted, SourceEnded)) for sink in (leaving, staying)]
         bus.log(Ticked(number=1))

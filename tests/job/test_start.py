@@ -451,7 +451,7 @@ class TestClose:
 
     @pytest.mark.hang_guard(60)
     def test_logged_after_the_end(self, run, bus):
-        """What is logged after the end of the stream, as by a thread that goes on, begins no other one in the log."""
+        """An event after the end of the stream, as of a thread that goes on, begins no other one in the log."""
 
         class Late:
             runs_on = RunsOn.DISPATCHER
