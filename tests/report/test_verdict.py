@@ -23,7 +23,16 @@ from trackside.report._build import _waited_share
 from trackside.report._plain_text import report_lines
 from trackside.report._report import Part
 from trackside.report._verdict_rules import _uneven, waited_words
-from trackside.report._whatif import StepRecord, StepTiles, WhatIf, compare_ranks, find_pause, gap, kind_of
+from trackside.report._whatif import (
+    StepRecord,
+    StepTiles,
+    WhatIf,
+    chosen_tiles,
+    compare_ranks,
+    find_pause,
+    gap,
+    kind_of,
+)
 from windows import section_window
 
 pytestmark = pytest.mark.once
@@ -570,6 +579,22 @@ class TestTiles:
         """A wait that the last rank does not have is no exchange; if ranks could not be compared, it counts as one."""
         barrier = Part(name="barrier", kind="waiting", mean_ns=60 * MS, share=0.6)
         assert _waited_share(what_if, [barrier]) == share
+
+    @pytest.mark.parametrize("around", [{}, {"step": 3960}, {"validate": 9000}])
+    def test_nested_sections(self, around):
+        """Neither a section around others nor one between the steps is a tile of steps of 40 ms, 100 in a window."""
+        records = [StepRecord() for _ in range(2)]
+        for record in records:
+            for window in range(3):
+                took = {"forward": 1800, "backward": 2000, **around}
+                took_ns = {name: float(took_ms * MS) for name, took_ms in took.items()}
+                record.windows.add_window(window, 100 * window, 100, took_ns, length_ns=4000.0 * MS)
+        for tiles in chosen_tiles(records):
+            assert {name: list(column) for name, column in tiles.took.items()} == {
+                "forward": [1800 * MS] * 3,
+                "backward": [2000 * MS] * 3,
+                gap("", ""): [200 * MS] * 3,
+            }
 
     @pytest.mark.parametrize("name", ["recv_grad", "forward-recv", "send_activation", "p2p", "backward_send"])
     def test_pipeline(self, name):

@@ -124,6 +124,8 @@ class StepTiles:
     """For each tile, the sum of its end times in each block, in ns since `base_ns`."""
     first_steps: dict[int, int] = attrs.field(factory=dict)
     """The first step of each window; empty if blocks are numbered by their steps."""
+    lengths: array[float] = attrs.field(factory=lambda: array("d"))
+    """The total time of the steps of each window, in ns; empty as well."""
     base_ns: int = 0
     _pending: list[Tile] = attrs.field(factory=list)
 
@@ -153,15 +155,28 @@ class StepTiles:
         for name, duration_ns, ended_ns in tiled(start_ns, end_ns, parts):
             self._add(name, duration_ns, ended_ns - self.base_ns)
 
-    def add_window(self, window: int, first_step: int, steps: int, took: Mapping[str, float]) -> None:
-        """Record a window of *steps* steps; only the total time of each tile is known: *took*, in ns."""
+    def add_window(
+        self, window: int, first_step: int, steps: int, took: Mapping[str, float], *, length_ns: float
+    ) -> None:
+        """Record a window of *steps* steps that took *length_ns*; of its tiles only total times are known, in ns."""
         if len(self.places) >= self.most or (self.places and window <= self.places[-1]):
             return
         self.first_steps[window] = first_step
+        self.lengths.append(length_ns)
         self._append(window)
         self.steps[-1] = steps
         for name, duration_ns in took.items():
             self._add(name, duration_ns, 0.0)
+
+    def tiled_by(self, names: Collection[str]) -> StepTiles:
+        """Return the windows tiled by *names* and one remainder."""
+        took = {name: column for name, column in self.took.items() if name in names or name in STANDSTILLS}
+        measured = zip(*(column for name, column in took.items() if name in names), strict=True)
+        sums = [math.fsum(row) for row in measured] or [0.0] * len(self.places)
+        rest = array("d", (max(0.0, length - own) for length, own in zip(self.lengths, sums, strict=True)))
+        if any(rest):
+            took[gap("", "")] = rest
+        return attrs.evolve(self, took=took, ends={name: array("d", bytes(8 * len(self.places))) for name in took})
 
     def _append(self, place: int) -> None:
         self.places.append(place)
@@ -192,6 +207,7 @@ class StepTiles:
         ]
         self.places = array("q", [self.places[group[0]] // factor for group in groups])
         self.steps = array("l", [sum(self.steps[group[0] : group[-1] + 1]) for group in groups])
+        self.lengths = array("d", _joined(self.lengths, groups) if self.lengths else ())
         self.took = {name: array("d", _joined(column, groups)) for name, column in self.took.items()}
         self.ends = {name: array("d", _joined(column, groups)) for name, column in self.ends.items()}
         self.block = block
@@ -233,6 +249,8 @@ class StepTiles:
 
 _AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
 """Spans around all steps; they are part of no step."""
+_OVERLAP_FROM: Final = 1.02
+"""Sections that together take longer than the steps by this factor lie within each other; a little more is noise."""
 _LONGEST_NS: Final = float(1 << 63)
 """Longer times of a section, above 292 years, are ignored."""
 
@@ -282,27 +300,50 @@ class StepRecord:
             for name, mean_ns, entries in zip(event.names, event.mean_ns, event.entries, strict=False)
             if 0 <= mean_ns < _LONGEST_NS  # a negative, infinite or NaN value is no duration
         }
-        outside_ns = self._since_window_ns - math.fsum(took.values())
-        if outside_ns > 0:
-            took[gap("", "")] = outside_ns
+        length_ns = float(self._since_window_ns)
         if self._stood_since_window_ns:
             took[_STANDSTILL] = self._stood_since_window_ns
         self._since_window_ns = self._stood_since_window_ns = 0
         if event.first_step >= 0:
-            self.windows.add_window(event.window, event.first_step, steps, took)
+            self.windows.add_window(event.window, event.first_step, steps, took, length_ns=length_ns)
 
 
 def chosen_tiles(records: Sequence[StepRecord]) -> list[StepTiles]:
     """Return each rank's steps, divided by spans, or by section windows if these name more than twice as much."""
     by_spans = [one.tiles.named_shares for one in records]
-    by_windows = [one.windows.named_shares for one in records if one.windows.places]
+    names = _innermost([one.windows for one in records])
+    of_windows = [one.windows.tiled_by(names) for one in records]
+    by_windows = [own.named_shares for own in of_windows if own.places]
     # Waiting shows nothing about the work, so it counts only if neither spans nor sections name any work.
     compared = [
         tuple(max((own[at] for own in named), default=0.0) for named in (by_spans, by_windows)) for at in (0, 1)
     ]
     spans, windows = next(filter(any, compared), compared[0])
     # Spans are preferred because they have times, which show the order of parts and the time lost between them.
-    return [one.tiles if windows <= 2 * spans else one.windows for one in records]
+    return [one.tiles if windows <= 2 * spans else own for one, own in zip(records, of_windows, strict=True)]
+
+
+def _innermost(windows: Iterable[StepTiles]) -> set[str]:
+    """
+    Return the names of the sections that can be tiles of a step, on all ranks alike.
+
+    Sections may lie within others, and the windows do not say in which. So while all of them together take longer than
+    the steps, the longest one is left out: it is as long as the sections within it, or it lies between the steps.
+    """
+    totals: dict[str, float] = {}
+    steps_ns = 0.0
+    for own in windows:
+        first = min(
+            1, len(own.lengths) - 1
+        )  # the first step, of which only the parts are known, is in the first window
+        steps_ns += math.fsum(own.lengths[first:])
+        for name, column in own.took.items():
+            if name not in STANDSTILLS:
+                totals[name] = totals.get(name, 0.0) + math.fsum(column[first:])
+    names = sorted(totals, key=totals.__getitem__)
+    while len(names) > 1 and math.fsum(totals[name] for name in names) > _OVERLAP_FROM * steps_ns > 0:
+        names.pop()
+    return set(names)
 
 
 class RecordedProcess(Protocol):
