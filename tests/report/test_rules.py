@@ -319,9 +319,10 @@ class TestFailures:
 
     def test_not_finite(self, healthy):
         """One loss that is not finite is enough, and the ranks that had it in that step are named before the others."""
-        one = NotFinite(
-            value="nan", step=7, at_ns=healthy.goodput.start_ns, ranks=(0, 1), first_rank=1, first_ranks=(1,)
-        )
+        where = {"name": "", "steps": (7, 7), "step": 7, "last_step": 9, "at_ns": healthy.goodput.start_ns}
+        counts = {"count": 3, "earlier": 0, "finite_after": 0}
+        ranks = {"ranks": (0, 1), "first_rank": 1, "first_ranks": (1,)}
+        one = NotFinite(value="nan", **where, **counts, **ranks)
         (found,) = RULES["not-finite"](attrs.evolve(healthy, not_finite=one))[0]
         assert (found.since_step, found.rank) == (7, 1)
         assert found.title == "The loss is NaN since step 7, on rank 1, and later on rank 0."

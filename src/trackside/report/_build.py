@@ -704,19 +704,43 @@ def _stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:
 
 
 def _not_finite(mains: Sequence[Watched]) -> NotFinite | None:
-    """Return the first loss that was not finite, and the ranks that had one; None if every loss was finite."""
-    found = [process for process in mains if process.not_finite_step is not None]
+    """
+    Return the loss that was NaN or infinite, and the ranks on which it was; None if there was none.
+
+    Of several it is one that stayed so, if possible the iterations' own, and the first.
+    """
+    found = []
+    for process in mains:
+        rank = process.source.rank
+        later = [one for one in mains if one.source.rank == rank and one.first_ns > process.last_ns]
+        for name, run in process.not_finite.items():
+            finite_after = run.finite_after + sum(one.finite[name] for one in later)
+            found.append((finite_after > 0, name, run.step, rank, finite_after, run))
     if not found:
         return None
-    first = min(found, key=lambda process: (process.not_finite_step, process.source.rank))
+    is_over, name, step, rank, finite_after, run = min(found, key=lambda one: (one[0], bool(one[1]), *one[2:4]))
+    same = [one for one in found if one[:2] == (is_over, name)]
     return NotFinite(
-        value=first.not_finite,
-        step=first.not_finite_step if first.not_finite_step is not None else -1,
-        at_ns=first.not_finite_ns,
-        ranks=tuple(sorted({process.source.rank for process in found})),
-        first_rank=first.source.rank,
-        first_ranks=tuple(sorted({one.source.rank for one in found if one.not_finite_step == first.not_finite_step})),
+        name=name,
+        value=run.value,
+        steps=run.steps,
+        step=step,
+        last_step=run.last_step,
+        count=run.count,
+        earlier=run.earlier,
+        finite_after=finite_after,
+        at_ns=run.at_ns,
+        ranks=tuple(sorted({one[3] for one in same})),
+        first_rank=rank,
+        first_ranks=tuple(sorted({one[3] for one in same if one[2] == step})),
     )
+
+
+def _mark_not_finite(found: NotFinite | None) -> list[Mark]:
+    if found is None:
+        return []
+    label = f"{found.name or 'the loss'} is {found.value or 'not finite'}"
+    return [Mark(found.at_ns, "error", label, found.first_rank, found.step)]
 
 
 def _counters(gathered: Gatherer) -> tuple[CounterRow, ...]:
@@ -1006,6 +1030,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     late = what_if.late if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]
+    not_finite = _not_finite(mains)
+    not_drawn = [one.not_finite.get("") for one in mains if one.lengths is not None]
     samples_per_s, tokens_per_s = _rates(mains, result)
     configured = tuple(gathered.configured.perf_tag) if gathered.configured else ()
     return Report(
@@ -1029,7 +1055,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         steps=gathered.steps.coarse(MOST_POINTS),
         step_width_ns=gathered.steps.width_of(MOST_POINTS),
         loss=gathered.loss.coarse(MOST_POINTS // 2),
-        marks=_marks(gathered.marks, attempts),
+        marks=_marks([*gathered.marks, *_mark_not_finite(not_finite)], attempts),
         marks_left_out=gathered.marks_left_out,
         parts=parts,
         waited_share=_waited_share(what_if, parts),
@@ -1039,7 +1065,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         late=late,
         standstills=tuple(_standstills(mains)),
         stalls=_stalls(mains),
-        not_finite=_not_finite(mains),
+        not_finite=not_finite,
+        losses_not_drawn=sum(run.count + run.earlier for run in not_drawn if run is not None),
         pauses=_pauses(mains, what_if),
         startup_s=attempts[0].buckets_s.get(BEFORE_STEPS, 0.0),
         shutdown_s=attempts[-1].buckets_s.get(AFTER_STEPS, 0.0),

@@ -403,6 +403,35 @@ def place_in(stack: str) -> str:
     return place if own is frames[-1] else f"{inner}, called by {place}"
 
 
+_NOT_A_LOSS: Final = "scale"
+"""A series with this in its name is no loss: the factor of a gradient scaler becomes infinite in healthy jobs."""
+
+
+def _is_loss(name: str) -> bool:
+    low = name.lower()
+    return "loss" in low and _NOT_A_LOSS not in low
+
+
+@attrs.define(kw_only=True)
+class NotFiniteRun:
+    """The latest values of one series of losses that were NaN or infinite, without a finite one between them."""
+
+    value: str
+    """``nan``, ``inf`` or ``-inf``; empty if they differ, or if it is not known."""
+    at_ns: int
+    steps: tuple[int, int]
+    """The first and the last step in which the run may have begun; they are equal if its step is known."""
+    step: int
+    """The likely one of them."""
+    last_step: int
+    count: int = 1
+    earlier: int = 0
+    """The number of such values before this run."""
+    is_initial: bool = False
+    """Whether it is infinite and nothing came before it, as with the least loss before there is one."""
+    finite_after: int = 0
+
+
 @attrs.define(eq=False)
 class Watched:
     """The facts about one process, from its events."""
@@ -436,13 +465,14 @@ class Watched:
     """The steps by their parts."""
     raised: list[Raised] = attrs.field(factory=list)
     """The first 64 exceptions that were recorded, each once."""
-    not_finite_step: int | None = None
-    """The first step whose loss was NaN or infinite; None if all were finite."""
-    not_finite: str = ""
-    """That loss: ``nan``, ``inf`` or ``-inf``."""
-    not_finite_ns: int = 0
-    last_step_by_stat: dict[str, int] = attrs.field(factory=dict)
-    """By name of each stat of losses, the last step that had ended when its latest window was read."""
+    not_finite: dict[str, NotFiniteRun] = attrs.field(factory=dict)
+    """The losses that were NaN or infinite, by name of the series; that of the iterations' own loss is empty."""
+    finite: Counter[str] = attrs.field(factory=Counter)
+    """The number of finite losses, by the same names."""
+    logged_losses: set[str] = attrs.field(factory=set)
+    """The losses that `trackside.metrics` recorded one by one."""
+    loss_windows: dict[str, tuple[int, float]] = attrs.field(factory=dict)
+    """By name of each counter of losses, the last step when its latest window was read, and the total until then."""
     stalls: list[Stall] = attrs.field(factory=list)
     """The latest 16 stalls."""
     standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
@@ -452,6 +482,29 @@ class Watched:
     def is_rank(self) -> bool:
         """Whether it is a rank and not a worker of one."""
         return self.source.role == "main"
+
+    def note_finite(self, name: str, count: int) -> None:
+        """Count finite values of a series of losses."""
+        self.finite[name] += count
+        run = self.not_finite.get(name)
+        if run is not None and count:
+            run.finite_after += count
+            if run.is_initial:
+                del self.not_finite[name]
+
+    def note_not_finite(self, name: str, found: NotFiniteRun) -> None:
+        """Add values of a series of losses that are NaN or infinite."""
+        run = self.not_finite.get(name)
+        if run is None:
+            found.is_initial = bool(name) and found.value != "nan" and not self.finite[name]
+        elif run.finite_after:
+            found.earlier = run.earlier + run.count
+        else:
+            run.value = run.value if found.value == run.value else ""
+            run.count += found.count
+            run.last_step = found.last_step
+            return
+        self.not_finite[name] = found
 
     @property
     def mean_step_ns(self) -> float | None:
@@ -707,17 +760,21 @@ class Gatherer:
             now.lengths.add_many(steps, lengths)
         losses = [(event.at_ns, event.loss, event.step) for event in ended if event.loss is not None]
         finite = [item for item in losses if math.isfinite(item[1])]
-        if len(finite) < len(losses):
-            self._add_not_finite(*next(item for item in losses if not math.isfinite(item[1])))
+        if len(finite) == len(losses):
+            now.note_finite("", len(finite))
+        else:
+            for at_ns, loss, step in losses:
+                self._note_loss("", loss, at_ns, step)
         if finite and now.lengths is not None:
             times_ns, values, numbers = zip(*finite, strict=True)
             self.loss.add_many(times_ns, values, numbers, now.source.rank)
 
-    def _add_not_finite(self, at_ns: int, loss: float, step: int) -> None:
-        now = self._now
-        if now.not_finite_step is None:
-            now.not_finite_step, now.not_finite, now.not_finite_ns = step, str(loss), at_ns
-            self._mark("error", f"the loss is {loss}", at_ns, step)
+    def _note_loss(self, name: str, loss: float, at_ns: int, step: int) -> None:
+        if math.isfinite(loss):
+            self._now.note_finite(name, 1)
+        else:
+            run = NotFiniteRun(value=str(loss), at_ns=at_ns, steps=(step, step), step=step, last_step=step)
+            self._now.note_not_finite(name, run)
 
     def _start_span(self, event: SpanStarted) -> None:
         self._now.record.span_started(event)
@@ -780,13 +837,10 @@ class Gatherer:
 
     def _count(self, event: CounterWindow) -> None:
         level = next((event.values[name] for name in LEVELS if name in event.values), None)
-        if "loss" in event.name.lower():
+        if _is_loss(event.name) and event.name not in self._now.logged_losses:
             if self._iterations:
                 self._settle()
-            if event.non_finite:
-                value = math.nan if level is None or math.isfinite(level) else level
-                self._add_not_finite(event.end_ns, value, self._step_of_non_finite(event))
-            self._now.last_step_by_stat[event.name] = self._now.last_step
+            self._note_losses(event, level)
         if level is None or not event.count or not math.isfinite(level):
             return
         # Values from `trackside.metrics` are known one by one, so their window would only repeat their mean.
@@ -797,7 +851,15 @@ class Gatherer:
 
     def _log_metrics(self, event: MetricsLogged) -> None:
         for name, value in event.values.items():
-            if type(value) not in {float, int} or not math.isfinite(value):
+            if type(value) not in {float, int}:
+                continue
+            is_finite = math.isfinite(value)
+            if _is_loss(name):
+                self._now.logged_losses.add(name)
+                if self._iterations and not is_finite:
+                    self._settle()
+                self._note_loss(name, value, event.at_ns, event.step if event.step >= 0 else self._now.last_step)
+            if not is_finite:
                 continue
             newest_ns, _ = self.latest.get(name, (0, value))
             if self._add_level(name, event.at_ns, value, event.step) and event.at_ns >= newest_ns:
@@ -810,12 +872,29 @@ class Gatherer:
         self.levels.setdefault(name, Bins(_COARSE)).add(at_ns, value, step, self._now.source.rank)
         return True
 
-    def _step_of_non_finite(self, event: CounterWindow) -> int:
-        """Return the step of the first sample of a window that is not finite, if each step recorded equally many."""
-        now = self._now
-        before = now.last_step_by_stat.get(event.name, now.last_step - now.steps)
-        recorded = max(1, event.count + event.non_finite)
-        return before + 1 + event.before_non_finite * max(0, now.last_step - before) // recorded
+    def _note_losses(self, event: CounterWindow, level: float | None) -> None:
+        """Read a window of losses; its *level* is the first known of `LEVELS`."""
+        now, name, before, bad = self._now, event.name, event.before_non_finite, event.non_finite
+        last_step, total = now.loss_windows.get(name, (now.last_step - now.steps, 0.0))
+        now.loss_windows[name] = now.last_step, event.total_sum
+        if not bad:
+            now.note_finite(name, event.count)
+            return
+        value = ""  # NaN is in no figure of a window, and infinities are in all
+        if math.isfinite(event.total_sum) or event.count == before:
+            value = "nan"
+        elif level is not None and math.isinf(level):
+            value = str(level)
+        elif bad == 1 and math.isfinite(total):
+            value = str(event.total_sum)
+        recorded = event.count + (bad if value == "nan" else 0)
+        first_step, steps = min(last_step + 1, now.last_step), now.last_step - last_step
+        step = first_step + (before * steps // recorded if recorded >= steps else 0)
+        bounds = (step, step) if recorded == steps else (first_step, now.last_step)
+        run = NotFiniteRun(value=value, at_ns=event.end_ns, steps=bounds, step=step, last_step=now.last_step, count=bad)
+        now.note_finite(name, before)
+        now.note_not_finite(name, run)
+        now.note_finite(name, max(0, recorded - before - bad))
 
     def _beat(self, event: Heartbeat) -> None:
         self._now.heartbeat_interval_ns = clock.ns_of(event.interval_s)

@@ -13,7 +13,13 @@ from trackside.core import text as words
 from trackside.events import __version__
 from trackside.report._gather import Bin, Mark
 from trackside.report._report import PRODUCTIVE, AttemptBar, Finding, Heatmap, Report, shown
-from trackside.report._verdict_rules import loss_words, lost_words, waited_words, whole_step_words
+from trackside.report._verdict_rules import (
+    loss_words,
+    lost_words,
+    not_drawn_words,
+    waited_words,
+    whole_step_words,
+)
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2430; --dim: #5c6875; --line: #dfe4ea;
@@ -561,10 +567,8 @@ def _steps(report: Report) -> str:
     )
     chart = curve(report.steps, "curve", words.duration, report.marks)
     content = f'<div id="chart-steps">{chart}</div><ul class="legend">{legend}</ul>'
-    if report.not_finite is not None:
-        found = report.not_finite
-        notice = f"The loss is {found.value} since step {found.step}: only finite values are drawn."
-        content += f'<p class="bad">{escaped(notice)}</p>'
+    if report.losses_not_drawn:
+        content += f'<p class="bad">{escaped(not_drawn_words(report))}</p>'
     if len(report.loss) > 1:
         course = f'<span class="dim">{escaped(loss_words(report))}</span>'
         content += (

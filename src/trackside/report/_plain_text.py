@@ -13,7 +13,14 @@ import attrs
 
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
-from trackside.report._verdict_rules import explained, loss_words, lost_words, waited_words, whole_step_words
+from trackside.report._verdict_rules import (
+    explained,
+    loss_words,
+    lost_words,
+    not_drawn_words,
+    waited_words,
+    whole_step_words,
+)
 from trackside.report._whatif import since_words
 
 Line = list[tuple[str, str]]
@@ -196,10 +203,7 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
     ]
     if rates:
         yield [(f"  {', '.join(rates)}", "")]
-    if report.not_finite is not None:
-        found = report.not_finite
-        yield [(f"  loss: {found.value} since step {found.step}", "bold red")]
-    elif len(report.loss) > 1:
+    if len(report.loss) > 1:
         course = f"  loss {loss_words(report)}"
         bars = sparks([one.median for _, one in report.loss], min(40, width - 4))
         if len(course) + len(bars.lines[0]) + 2 <= width:
@@ -207,6 +211,8 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
         else:
             yield from _wrapped(course, width, "", "    ")
             yield [("  ", ""), (bars.lines[0], "green")]
+    if report.losses_not_drawn:
+        yield [(f"  {not_drawn_words(report)}", "bold red")]
     kinds: dict[str, int] = {}
     for mark in report.marks:
         kinds[mark.kind] = kinds.get(mark.kind, 0) + 1

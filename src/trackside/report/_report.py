@@ -345,10 +345,23 @@ class StallRow:
 
 @attrs.frozen(kw_only=True)
 class NotFinite:
-    """The loss became NaN or infinite."""
+    """A loss became NaN or infinite."""
 
+    name: str
+    """The name of its series; empty for the iterations' own loss."""
     value: str
+    """``nan``, ``inf`` or ``-inf``; empty if values differ, or if it is not known."""
+    steps: tuple[int, int]
+    """The first and the last step in which that may have begun; they are equal if its step is known."""
     step: int
+    """The likely one of them."""
+    last_step: int
+    count: int
+    """How many values were not finite without a finite one between them, on `first_rank`."""
+    earlier: int
+    """How many were not finite before them."""
+    finite_after: int
+    """How many were finite after them; 0 if the loss stayed so."""
     at_ns: int
     ranks: tuple[int, ...]
     first_rank: int
@@ -493,6 +506,8 @@ class Report:
     stalls: tuple[StallRow, ...]
     """The stalls that ranks recorded: times in which no step ended for long."""
     not_finite: NotFinite | None
+    losses_not_drawn: int
+    """How many of the losses of `loss` were NaN or infinite; they are left out."""
     pauses: Pause | None
     startup_s: float
     """The time from the start of the first attempt to its first step, without the spans of known buckets."""

@@ -118,12 +118,12 @@ def _lasts(finding: Finding) -> int:
     """
     Return 0 for a cost that grows with the length of the job, 1 for one that comes once, 2 for one of unknown cause.
     """
-    return {"startup": 1, "shutdown": 1, "unaccounted": 2}.get(finding.kind, 0)
+    return {"startup": 1, "shutdown": 1, "unaccounted": 2, "not-finite": 2}.get(finding.kind, 0)
 
 
 def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
     """Return the sort key of a finding: failures by time, then those that follow from others, then the rest."""
-    if finding.kind not in FAILURES:
+    if finding.kind not in FAILURES or finding.until_step is not None:  # a loss that became finite again is none
         return len(FAILURES), 0
     if finding.kind == "not-finite":  # nothing is worse than this in a job that ran to its end
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
@@ -209,6 +209,11 @@ def loss_words(report: Report) -> str:
         for one in (first, last)
     ]
     return f"{', '.join(named)}, least {words.amount(least)}{report.step_time.whose(report.ranks_total)}"
+
+
+def not_drawn_words(report: Report) -> str:
+    """Return words for the losses that the curve leaves out."""
+    return f"the loss of {words.plural(report.losses_not_drawn, 'step')} is NaN or infinite, and left out"
 
 
 def whole_step_words(report: Report) -> str:
@@ -570,30 +575,50 @@ def _missing(report: Report) -> _Ruled:
     ], "ranks that the launcher counted have no log"
 
 
-_NOT_FINITE: Final = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinite"}
+_NOT_FINITE: Final = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinite", "": "NaN or infinite"}
 
 
 def _not_finite(report: Report) -> _Ruled:
     found = report.not_finite
     if found is None:
         return [], "no loss was NaN or infinite, or none was recorded"
-    ranks, first = found.ranks, found.first_ranks
-    later = [rank for rank in ranks if rank not in first]
-    value = _NOT_FINITE.get(found.value, found.value)
+    low, high = found.steps
+    step = f"step {low}" if low == high else f"one of the steps {low} to {high}"
+    later = [rank for rank in found.ranks if rank not in found.first_ranks]
+    ranks = f"on {_ranks(found.first_ranks)}{f', and later on {_ranks(later)}' if later else ''}"
+    subject, value = found.name or "The loss", _NOT_FINITE[found.value]
+    title = f"{subject} is {value} since {step}, {ranks}."
+    look = (
+        "Start again from a checkpoint before that step, and look at its batch, the learning rate and the gradients' "
+        "norm."
+    )
+    if found.name and report.loss:
+        look = f"The iterations' own loss is finite: see what {found.name} is computed from."
+    evidence = [f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}"]
+    if found.finite_after:
+        is_one = found.count == 1
+        many = words.plural(found.count, "value" if found.name else "step")
+        # Of the windows of a counter the order of its values is not known.
+        after = "later" if found.name else f"in the {found.finite_after:,} after {'it' if is_one else 'them'}"
+        title = (
+            f"{subject} was {value} in {many}, {step if is_one else f'from {step} on'}, and finite {after}, {ranks}."
+        )
+        look = "See what is in its batch, and whether the optimizer leaves such a step out."
+    if found.earlier:
+        evidence.append(f"{words.plural(found.earlier, 'value')} before that were NaN or infinite too")
+    trace = _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(found.step))
     return [
         Finding(
             kind="not-finite",
-            title=f"The loss is {value} since step {found.step}, on {_ranks(first)}"
-            f"{f', and later on {_ranks(later)}' if later else ''}.",
-            evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
-            look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
-            "the gradients' norm. That step: "
-            + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(found.step)),
+            title=title,
+            evidence=tuple(evidence),
+            look=f"{look} That step: {trace}",
             rank=found.first_rank,
-            section="loss",
+            section=found.name or "loss",
             since_ns=found.at_ns,
             since_step=found.step,
-            ranks=ranks,
+            until_step=found.last_step if found.finite_after else None,
+            ranks=found.ranks,
         )
     ], "a loss was not finite"
 
