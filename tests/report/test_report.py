@@ -27,8 +27,8 @@ from trackside.events import (
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
 from trackside.report._plain_text import report_lines
-from trackside.report._report import CounterRow, Heatmap
-from trackside.report._verdict_rules import lost_words
+from trackside.report._report import CounterRow, Heatmap, Part
+from trackside.report._verdict_rules import listed, lost_words, whole_step_words
 
 pytestmark = pytest.mark.once
 
@@ -107,6 +107,62 @@ class TestReport:
         assert parts["model_forward"].mean_ns == pytest.approx(40e6, rel=0.01)
         assert parts["model_backward"].share == pytest.approx(60 / 112, rel=0.02)
         assert parts["all_reduce"].kind == "waiting"
+
+    @pytest.fixture
+    def compiled(self, made_up):
+        """Give the report on a rank whose forward pass takes 10 s in step 0 and 10 ms later, of steps of 60 ms."""
+
+        def factor(_rank, step, part):
+            return 1000.0 if (step, part) == (0, "model_forward") else 1.0
+
+        steady = {"ranks": 1, "loading_s": 0.0, "reduce_s": 0.0, "noise": 0.0, "stumbles": 0.0, "fetch_s": 0.05}
+        return read_report(made_up(forward_s=0.01, backward_s=0.0, factor=factor, **steady))
+
+    def test_parts_without_the_first_step(self, compiled):
+        """What is compiled in step 0 is no part of a usual step: 10 of 60 ms are its forward pass."""
+        parts = {part.name: part.share for part in compiled.parts}
+        assert parts["model_forward"] == pytest.approx(1 / 6, rel=0.01)
+        assert "60 ms, the mean step, starting up left out" in self.text_of(compiled)
+
+    def test_bound_without_the_first_step(self, compiled):
+        """Such a job is bound by its input, which takes 50 of 60 ms."""
+        assert "Steps are input-bound: 83 % of one is fetch." in compiled.verdict.summary
+
+    def test_input_beside_the_first_step(self, compiled):
+        """The input of 300 steps takes 300 × 50 ms, whatever step 0 compiles."""
+        (found,) = [one for one in compiled.verdict.findings if one.kind == "input-bound"]
+        assert found.cost_s == pytest.approx(15.0, rel=0.01)
+
+    def test_growth_without_the_first_step(self, made_up):
+        """A forward pass of 40 ms that takes 60 ms from step 150 on grew by that, whatever step 0 compiles."""
+
+        def factor(_rank, step, part):
+            return (250.0 if step == 0 else 1.5 if step >= 150 else 1.0) if part == "model_forward" else 1.0
+
+        found = read_report(made_up(ranks=1, factor=factor, noise=0.0, stumbles=0.0)).slowdown
+        assert (found.part, round(found.part_before_ns / 1e6), round(found.part_after_ns / 1e6)) == (
+            "model_forward", 40, 60,
+        )  # fmt: skip
+
+    def test_parts_of_one_step(self, made_up):
+        """A job of one step has the parts of that one."""
+        report = read_report(made_up(ranks=1, steps=1, noise=0.0, stumbles=0.0))
+        assert {part.name: round(part.mean_ns / 1e6) for part in report.parts}["model_forward"] == 40
+        assert "starting up" not in whole_step_words(report)
+
+    def test_listed(self, made_up):
+        """Of more than three parts of a kind the shares that are listed add up to the kind's."""
+        names = ("model_backward", "model_forward", "optimizer_update", "zero_grad", "gpu")
+        parts = [
+            Part(name=name, kind="compute", mean_ns=share * 1e8, share=share)
+            for name, share in zip(names, (0.47, 0.31, 0.06, 0.04, 0.02), strict=True)
+        ]
+        report = attrs.evolve(read_report(made_up(steps=30)), parts=tuple(parts))
+        assert listed(report, "compute") == "model_backward 47 %, model_forward 31 %, optimizer_update 6 %, 2 more 6 %"
+
+    def text_of(self, report):
+        """Return the report as plain text, each paragraph in one line."""
+        return "\n".join("".join(part for part, _ in line) for line in report_lines(report, 300))
 
     def test_longest_step(self, made_up):
         """The longest step is in the timeline, with its number and rank."""

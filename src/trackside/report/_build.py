@@ -446,19 +446,27 @@ def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
 
 
 def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
-    """Return the parts of a step, the largest first; together they are as long as the step."""
+    """
+    Return the parts of a step, the largest first; together they are as long as the step.
+
+    They are means without the first step of each process, if it has others: what starts up in it is no usual part.
+    """
     found = tiles_of(mains)
-    steps = sum(sum(tiles.steps) for _, tiles in found)
+    steps = sum(sum(tiles.steps[tiles.usual_from :]) for _, tiles in found)
     totals: dict[str, float] = {}
     for _, tiles in found:
         for name, column in tiles.took.items():
             if name not in STANDSTILLS:
                 known = OUTSIDE if is_gap(name) else name
-                totals[known] = totals.get(known, 0.0) + math.fsum(column)
+                totals[known] = totals.get(known, 0.0) + math.fsum(column[tiles.usual_from :])
     if not steps or set(totals) <= {OUTSIDE}:
         return ()
     for name in gathered.waits - totals.keys():  # a section in which ranks wait, beside spans
-        waited = math.fsum(math.fsum(one.record.windows.took.get(name, ())) for one, _ in found)
+        windows = [one.record.windows for one, _ in found if name in one.record.windows.took]
+        mean_ns = math.fsum(math.fsum(own.took[name][own.usual_from :]) for own in windows) / (
+            sum(sum(own.steps[own.usual_from :]) for own in windows) or 1
+        )
+        waited = mean_ns * steps
         if 0 < waited <= 1.1 * totals.get(OUTSIDE, 0.0):  # otherwise the section lies within a part
             totals[name] = min(waited, totals[OUTSIDE])
             totals[OUTSIDE] -= totals[name]
@@ -535,13 +543,14 @@ def _around(gathered: Gatherer, mains: Sequence[Watched], step: int) -> dict[str
     sums: dict[str, list[float]] = {}
     counts = [0, 0]
     for _, tiles in tiles_of(mains):
-        sides = [int(tiles.first_step(at) >= step) for at in range(len(tiles.places))]
-        for side, count in zip(sides, tiles.steps, strict=True):
+        usual = tiles.usual_from
+        sides = [int(tiles.first_step(at) >= step) for at in range(usual, len(tiles.places))]
+        for side, count in zip(sides, tiles.steps[usual:], strict=True):
             counts[side] += count
         for name, column in tiles.took.items():
             if name not in STANDSTILLS:
                 own = sums.setdefault(OUTSIDE if is_gap(name) else name, [0.0, 0.0])
-                for side, value in zip(sides, column, strict=True):
+                for side, value in zip(sides, column[usual:], strict=True):
                     own[side] += value
     for name in {name for one in mains for name in one.record.windows.took} & gathered.waits - sums.keys():
         own = [0.0, 0.0]
@@ -1058,6 +1067,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         marks=_marks([*gathered.marks, *_mark_not_finite(not_finite)], attempts),
         marks_left_out=gathered.marks_left_out,
         parts=parts,
+        is_start_left_out=any(tiles.usual_from for _, tiles in tiles_of(mains)),
         waited_share=_waited_share(what_if, parts),
         heatmap=heatmap_of_tiles(mains, what_if)
         or (heatmap_of_windows(episodes.latest) if episodes.latest is not None else None),

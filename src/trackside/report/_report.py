@@ -494,6 +494,8 @@ class Report:
     marks: tuple[Mark, ...]
     marks_left_out: int
     parts: tuple[Part, ...]
+    is_start_left_out: bool
+    """Whether `parts` are those of all steps but the first of each process, or its first window of sections."""
     waited_share: float | None
     """The share of a step in exchanges between ranks, less the wait for late ranks if known; None if not recorded."""
     heatmap: Heatmap | None

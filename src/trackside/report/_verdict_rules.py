@@ -218,8 +218,9 @@ def not_drawn_words(report: Report) -> str:
 
 def whole_step_words(report: Report) -> str:
     """Return words for the length of all parts of a step together, as a mean over the steps."""
-    whose = ", the mean step of all ranks" if report.ranks_total > 1 else ", the mean step"
-    return f"{words.duration(sum(part.mean_ns for part in report.parts))}{whose}"
+    whose = " of all ranks" if report.ranks_total > 1 else ""
+    after = ", starting up left out" if report.is_start_left_out else ""
+    return f"{words.duration(sum(part.mean_ns for part in report.parts))}, the mean step{whose}{after}"
 
 
 def lost_words(report: Report) -> str:
@@ -257,11 +258,14 @@ def _ranks(ranks: Collection[int]) -> str:
 
 
 def listed(report: Report, kind: str) -> str:
-    """Return the names and shares of the largest parts of this *kind*; only the name if there is one part."""
+    """Return the names and shares of the parts of this *kind*, the shortest as one; only the name if there is one."""
     parts = [part for part in report.parts if part.kind == kind]
     if len(parts) == 1:
         return parts[0].name
-    return ", ".join(f"{part.name} {words.percent(part.share, 0)}" for part in parts[:3])
+    shares = [(part.name, part.share) for part in parts[:3]]
+    if len(parts) > len(shares):
+        shares.append((f"{len(parts) - len(shares)} more", sum(part.share for part in parts[3:])))
+    return ", ".join(f"{name} {words.percent(share, 0)}" for name, share in shares)
 
 
 def of_all(report: Report, cost_s: float) -> str:
@@ -905,7 +909,12 @@ def _input(report: Report) -> _Ruled:
 
 def _unnamed_input_s(report: Report) -> float:
     """Return the time, in seconds, of the parts whose names mean data loading; used if goodput has no bucket for it."""
-    return sum(part.share for part in report.parts if part.kind == "input") * _stepped_s(report)
+    return sum(part.mean_ns for part in report.parts if part.kind == "input") / 1e9 * _steps_of_rank(report)
+
+
+def _steps_of_rank(report: Report) -> float:
+    """Return the number of steps of a rank, as the mean over the ranks."""
+    return sum(one.count for _, one in report.steps) / max(1, report.ranks_total - len(report.missing_ranks))
 
 
 def _stepped_s(report: Report) -> float:

@@ -239,6 +239,11 @@ class StepTiles:
         return means
 
     @property
+    def usual_from(self) -> int:
+        """The index of the first block without the first step, which starts up; 0 if there is only one block."""
+        return int(len(self.places) > 1)
+
+    @property
     def named_shares(self) -> tuple[float, float]:
         """The shares of the steps' time in named parts: without waiting, and with it."""
         sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
