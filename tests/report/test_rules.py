@@ -12,7 +12,7 @@ from trackside.events import Source
 from trackside.report import read_report
 from trackside.report._build import find_rises
 from trackside.report._gather import Trace, Watched
-from trackside.report._report import ErrorRow, Finding, NotFinite, Ruling, Slowdown, StallRow, StepQuantiles
+from trackside.report._report import ErrorRow, Finding, NotFinite, Part, Ruling, Slowdown, StallRow, StepQuantiles
 from trackside.report._statistics import Difference
 from trackside.report._verdict_rules import RULES, explained, judge
 from trackside.report._whatif import LateRank, Pause, gap
@@ -326,6 +326,26 @@ class TestFailures:
         (found,) = RULES["not-finite"](attrs.evolve(healthy, not_finite=one))[0]
         assert (found.since_step, found.rank) == (7, 1)
         assert found.title == "The loss is NaN since step 7, on rank 1, and later on rank 0."
+
+
+class TestSummary:
+    @pytest.mark.parametrize(
+        ("ranks", "waits_in", "more", "is_said"),
+        [
+            (2, (), (), True),
+            (2, ("model_backward",), (), True),
+            (2, ("model_forward",), (), False),
+            (2, (gap("model_backward", "optimizer_update"),), (), False),
+            (2, (), (Part(name="gradient_synchronization", kind="waiting", mean_ns=1e6, share=0.01),), False),
+            (1, (), (), False),
+        ],
+    )
+    def test_wait_in_backward(self, ranks, waits_in, more, is_said, healthy):
+        """The backward pass of several ranks may hold their wait if nothing shows that they wait elsewhere."""
+        backward = Part(name="model_backward", kind="compute", mean_ns=9e7, share=0.9)
+        what_if = attrs.evolve(healthy.what_if, ranks=ranks, waits_in=waits_in)
+        summary = judge(attrs.evolve(healthy, parts=(backward, *more), what_if=what_if)).summary
+        assert ("model_backward may hold the wait for the other ranks too" in summary) is is_said
 
 
 class TestRegression:

@@ -151,8 +151,8 @@ def _summary(report: Report, bound: str) -> str:
         share = sum(part.share for part in report.parts if part.kind == bound)
         bound_words = _BOUND_WORDS[bound] if bound != "waiting" or _is_waited_for(report) else _EXCHANGE_BOUND
         lines.append(f"Steps are {bound_words}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
-        if bound == "compute" and _has_wait_in_backward(report):
-            lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
+        if bound == "compute" and _may_wait_in_backward(report):
+            lines.append("model_backward may hold the wait for the other ranks too: no other part is known to.")
     if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
         lines.append(
             "No part of a step is measured, so a rank that others wait for cannot be distinguished from them: use "
@@ -175,11 +175,11 @@ def _is_waited_for(report: Report) -> bool:
     return bool(worthy(report) or report.what_if.in_turn or (pause is not None and not pause.is_every_rank))
 
 
-def _has_wait_in_backward(report: Report) -> bool:
-    """Return whether the backward pass contains the wait for other ranks, because no part of a step measures it."""
+def _may_wait_in_backward(report: Report) -> bool:
+    """Return whether the backward pass may contain the wait for other ranks, because nothing shows it elsewhere."""
     names = {part.name for part in report.parts}
-    is_measured = any(part.kind == "waiting" for part in report.parts)
-    return report.what_if.ranks > 1 and span_names.MODEL_BACKWARD in names and not is_measured
+    elsewhere = {part.name for part in report.parts if part.kind == "waiting"} | {*report.what_if.waits_in}
+    return report.what_if.ranks > 1 and span_names.MODEL_BACKWARD in names and elsewhere <= {span_names.MODEL_BACKWARD}
 
 
 def _bound(report: Report, found: Sequence[Finding]) -> str:
@@ -1225,8 +1225,8 @@ def _slowdown(report: Report) -> _Ruled:
         evidence.append(
             f"{one.part} grew most, from {words.duration(one.part_before_ns)} to {words.duration(one.part_after_ns)}"
         )
-        if one.part == span_names.MODEL_BACKWARD and _has_wait_in_backward(report):
-            look = "It holds the wait for the other ranks too, and which grew is not known: see clocks and network."
+        if one.part == span_names.MODEL_BACKWARD and _may_wait_in_backward(report):
+            look = "It may hold the wait for the other ranks too, and which grew is not known: see clocks and network."
         else:
             kind, look = _GREW.get(one.kind, (kind, look))
     uneven = _uneven(report)
