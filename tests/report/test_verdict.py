@@ -474,6 +474,22 @@ class TestDied:
         (found,) = read_report(tmp_path).verdict.findings
         assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)
 
+    @pytest.mark.parametrize(
+        ("steps", "lost"),
+        # In a second end 11 steps of 100 ms, with those at both of its ends.
+        [(50, "its last second, some 11 steps if they took as long as those before, may be in no log"),
+         (1, "its last second may be in no log")],
+    )  # fmt: skip
+    def test_unwritten(self, tmp_path, write_events, steps, lost):
+        """What a killed rank did last is bounded by time; its steps are estimated, from two known ones on."""
+        events = [
+            IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+            for step in range(steps)
+        ]
+        write_events(tmp_path, Source(id="0000", run_id="run", rank=0, world_size=1), events)
+        (found,) = read_report(tmp_path).verdict.findings
+        assert found.evidence[0].endswith(f"after step {steps - 1}; {lost}")
+
     @pytest.mark.parametrize(("stood_s", "is_said"), [(23, True), (4, False)])
     def test_stood_still(self, tmp_path, write_events, stood_s, is_said):
         """Of ranks that ended no step for long before they died that is said: they hung, and were killed."""

@@ -831,7 +831,7 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iter
 
 def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence[AttemptBar]) -> Iterator[Unwritten]:
     """
-    Yield the most steps that the log of each rank without an end may lack.
+    Yield how many steps the log of each rank without an end may lack, if they took as long as those before.
 
     They reach to the furthest rank's last step, and one further if a rank ended. If none ended, `unwritten_steps` is
     the least number.

@@ -727,7 +727,7 @@ def _losses(report: Report) -> str:
     bound = lost_words(report) if losses.unwritten or report.missing_ranks else ""
     unwritten = sum(one.steps for one in losses.unwritten)
     rows = [
-        ("steps that may be in no log, at most", unwritten, bound),
+        ("steps that may be in no log, if they took as long as those before", unwritten, bound),
         ("ranks without a log", len(report.missing_ranks), words.ranges(report.missing_ranks, most=8)),
         ("events dropped for lack of room", sum(losses.dropped.values()), ", ".join(sorted(losses.dropped))),
         ("events in none of these files", losses.missing, ""),

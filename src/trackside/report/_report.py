@@ -411,7 +411,7 @@ class Unwritten:
     """The number of its attempt, as in `AttemptBar.number`."""
     rank: int
     steps: int
-    """The most steps that may be missing; 0 if that is not known."""
+    """How many steps may be missing, if they took as long as those before; 0 if that is not known."""
 
 
 @attrs.frozen(kw_only=True)

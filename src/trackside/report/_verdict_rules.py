@@ -425,7 +425,7 @@ def _died(report: Report) -> _Ruled:
     unwritten = {one.rank: one.steps for one in report.losses.unwritten if one.attempt == latest}
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, {words.step(row.last_step)}; "
-        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log{_exited(row)}"
+        f"its last second{_about_steps(unwritten.get(row.rank, 0))} may be in no log{_exited(row)}"
         for row in sorted(dead, key=lambda row: row.exited_ns or row.last_ns)[:_MOST_LISTED]
     ]
     stepped_ns = max(row.stepped_ns for row in report.ranks)
@@ -456,6 +456,11 @@ def _died(report: Report) -> _Ruled:
             ranks=tuple(ranks),
         )
     ], "logs without an end whose processes were not heard of any more"
+
+
+def _about_steps(steps: int) -> str:
+    """Return words for the *steps* that a killed rank's log may lack; empty if their number is not known."""
+    return f", some {words.plural(steps, 'step')} if they took as long as those before," if steps else ""
 
 
 def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:

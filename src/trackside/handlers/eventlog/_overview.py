@@ -48,7 +48,9 @@ _MOST_TAILS: Final = 8
 
 def unwritten_steps(ends_ns: Iterable[int]) -> int:
     """
-    Return the most steps that a killed process's log may lack: as many as ended in its busiest `UNWRITTEN_S`.
+    Return how many steps a killed process's log may lack: as many as ended in its busiest `UNWRITTEN_S`.
+
+    They may be more if its last steps, which are in no log, were shorter than those.
 
     Args:
         ends_ns: When the last `MOST_ENDS` of its steps ended, in ns since the epoch; fewer than two give 0.
@@ -90,7 +92,7 @@ class SourceCheck:
 
     @property
     def unwritten_steps(self) -> int:
-        """The most steps that the log may lack if the process died; 0 if the log holds its end."""
+        """The `unwritten_steps` of the log, if the process died; 0 if the log holds its end."""
         return unwritten_steps(self._ends_ns) if self.ended is None else 0
 
     @property
