@@ -24,7 +24,7 @@ import trackside
 from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.core.leases import Lease
+from trackside.core.leases import Lease, LeaseWrite
 from trackside.events import (
     ConfigError,
     DecodeError,
@@ -648,6 +648,31 @@ class TestRelease:
         counts, (_, entry), held = asyncio.run(work())
         assert (counts["runs"], counts["over"]) == (1, 1)
         assert (entry, held) == (Lease(done=3), frozenset())
+
+    @pytest.mark.parametrize("done", [3, -1])
+    def test_after_another_took_it(self, done, *, monkeypatch):
+        """What another worker has taken meanwhile stays with that one, and is not counted as over."""
+
+        async def work():
+            collector = NatsCollector("nats://127.0.0.1:1/runs")
+            session = _NatsSession(collector, Answering())
+            store = session._store = SlowStore()
+            taken = asyncio.Event()
+
+            async def read_all(job):
+                await taken.wait()
+                return done
+
+            session._amounts = {"run": 3}
+            monkeypatch.setattr(session, "_collect_until_released", read_all)
+            await session._divide()
+            assert await store.write(LeaseWrite("job.run", Lease("another"), 1)) == 2
+            session._leases.see("job.run", 2, Lease("another"), time.monotonic())
+            taken.set()
+            await asyncio.gather(*session._tasks.values())
+            return store.entries["job.run"], collector.counts["over"]
+
+        assert asyncio.run(work()) == ((2, Lease("another")), 0)
 
 
 class SlowStore:

@@ -592,8 +592,8 @@ class _NatsSession:
         """Collect one run until it is released or lost to another worker; if that fails, any worker may try again."""
         try:
             done = await self._collect_until_released(job)
-            async with self._writing:
-                is_released = await self._try(self._leases.release(job, done))
+            async with self._writing:  # if another worker has it, the revision seen last is that worker's
+                is_released = job in self._leases.held and await self._try(self._leases.release(job, done))
             self._collector.counts["over"] += is_released and done >= 0
         except KeyWrongLastSequenceError:
             self._leases.drop(job)  # another worker continues with it
