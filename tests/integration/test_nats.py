@@ -38,6 +38,7 @@ from trackside.job import Remote
 nats = pytest.importorskip("nats")
 
 from trackside.handlers.nats import NatsReader, NatsSink, collected, copied  # noqa: E402  it imports the library
+from trackside.handlers.nats._stream import StreamPull  # noqa: E402  so does this
 
 pytestmark = pytest.mark.integration
 
@@ -303,6 +304,14 @@ class TestReaderSide:
 
         eventually(lambda: consumers() == [], what="the server has removed them")
 
+    def test_subscribes_anew(self, nats_server, bus):
+        """However often a reader has subscribed anew, its client has the latest subscription and that for answers."""
+        assert [subscriptions for subscriptions, _ in subscribed_anew(nats_server, bus)] == [2, 2, 2, 2, 1]
+
+    def test_subscribes_anew_at_the_server(self, nats_server, bus):
+        """However often a reader has subscribed anew, the server has one consumer of it; none when it is closed."""
+        assert [consumers for _, consumers in subscribed_anew(nats_server, bus)] == [1, 1, 1, 1, 0]
+
     def test_server_restarts(self, nats_server, bus, eventually):
         """A reader that is waiting goes on when the server is back, without loss or repetition."""
         bus.subscribe(sink_to(nats_server))
@@ -366,6 +375,31 @@ class TestReaderSide:
                 steps.append(event.step)
                 threading.Timer(0.1, stop.set).start()
         assert steps == [0]
+
+
+def subscribed_anew(server, bus):
+    """
+    Have a reader subscribe four times and close it; return the numbers of its client's subscriptions and of the
+    server's consumers after each of these.
+    """
+    bus.subscribe(sink_to(server))
+    log_steps(bus, 0, 1)
+    assert bus.flush(30)
+
+    async def subscribe(jetstream):
+        async def numbers():
+            return len(jetstream._nc._subs), len(await jetstream.consumers_info(STREAM))
+
+        pull = StreamPull(STREAM, f"{STREAM}.>", poll_interval_s=0.01)
+        found = []
+        for _ in range(4):
+            await pull.fetch(jetstream)
+            found.append(await numbers())
+            pull.reset()
+        await pull.close(jetstream)
+        return [*found, await numbers()]
+
+    return server.call(subscribe)
 
 
 class TestAsLog:

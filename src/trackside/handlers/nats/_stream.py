@@ -663,8 +663,10 @@ class StreamPull:
         self._leader = ""
         """The node that leads the stream; empty if the server is no cluster."""
         self._subscription: Any = None
+        self._abandoned: Any = None
+        """The subscription that `reset` gave up, until it is ended."""
         self._consumer = ""
-        """The name of the server's consumer for the subscription."""
+        """The name of the server's consumer for the latest subscription."""
         self._received = 0
         """Messages that came for the subscription."""
         self._empty_polls = 0
@@ -677,6 +679,7 @@ class StreamPull:
             Exception: of the kinds that the client raises. After `reset` it can be tried again.
         """
         if self._subscription is None:
+            await self._end_abandoned(stream)
             await self.last_message(stream)
             begin = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": self.next}
             if self._begin is not None and self.next == 1:
@@ -749,13 +752,21 @@ class StreamPull:
 
     def reset(self) -> None:
         """Subscribe anew with the next request."""
-        self._subscription = None
+        if self._subscription is not None:
+            self._abandoned, self._subscription = self._subscription, None
 
     async def close(self, stream: Any) -> None:
         """End the subscription."""
-        if self._subscription is not None:
+        self.reset()
+        await self._end_abandoned(stream)
+
+    async def _end_abandoned(self, stream: Any) -> None:
+        """End what `reset` gave up, as far as that is possible: its connection, or the stream, may be gone."""
+        abandoned, self._abandoned = self._abandoned, None
+        if abandoned is not None:
             with contextlib.suppress(Exception):
-                await self._subscription.unsubscribe()
+                await abandoned.unsubscribe()
+            with contextlib.suppress(Exception):
                 await self._remove_consumer(stream)
 
     async def _remove_consumer(self, stream: Any) -> None:
