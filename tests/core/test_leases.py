@@ -178,6 +178,17 @@ def test_done_job_is_nobodys():
     assert site.held() == {"a": ["run"]}
 
 
+def test_mark_of_a_done_job():
+    """The worker that has done a job leaves a mark, which the others read; the job is as done as without it."""
+    site = Site("a", "b")
+    site.run({"run": 10}, 1)
+    worker = site.workers["a"]
+    worker.attempt(worker.table.release("run", 10, "as far as 7"), site.now_s)
+    site.run({"run": 10}, 3 * LEASE_S)
+    assert site.workers["b"].table.lease_of("run") == Lease(done=10, mark="as far as 7")
+    assert site.held() == {"a": [], "b": []}
+
+
 def test_forgotten_worker():
     """The key of a worker that was not heard of for ten leases is removed; that of one that works is not."""
     site = Site("a", "b")

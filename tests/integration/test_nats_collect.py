@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import datetime
 import gc
 import json
 import random
@@ -46,8 +47,8 @@ from trackside.wire import RowEncoder, encode_frame, fields_of, pack
 
 nats = pytest.importorskip("nats")
 
-from nats.js.api import ClusterInfo, StreamConfig, StreamInfo, StreamState  # noqa: E402  it may be missing
-from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402
+from nats.js.api import ClusterInfo, RawStreamMsg, StreamConfig, StreamInfo, StreamState  # noqa: E402  it may be missing
+from nats.js.errors import KeyWrongLastSequenceError, NotFoundError  # noqa: E402
 
 from nats_streams import answers, collector_of, replayed  # noqa: E402  it imports the library
 from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, collected, sink_to  # noqa: E402  so does this
@@ -488,6 +489,34 @@ class TestOne:
         assert is_read(address, "run")
         assert collector.counts["given up"] == 0
 
+    def test_over_and_shortened(self, nats_server, address, collecting, eventually):
+        """A run that is over is not taken again because its oldest message was removed."""
+        collector = over_and_shortened(nats_server, collecting, eventually)
+        assert (collector.counts["runs"], collector.counts["over"]) == (2, 2)
+
+    def test_shortened_and_continued(self, nats_server, address, collecting, eventually):
+        """What comes of a run that is over is read, also while more of its messages were removed than came."""
+        over_and_shortened(nats_server, collecting, eventually)
+        late = Source.detect({}, run_id="run", rank=1)
+        frame = encode_event(late, IterationEnded(step=0, span_id=1, duration_ns=1))
+        headers = {"Trackside-Source": encoded_source(late)}
+        nats_server.call(lambda jetstream: jetstream.publish(f"{STREAM}.run.1.late", frame, headers=headers))
+        eventually(lambda: late.id in collected(f"{address}/run").cursor["sources"], what="it is read")
+
+    @pytest.mark.parametrize("entry", [b'{"done": "3"}', b'{"done": 1000, "mark": 7}'])
+    def test_entry_that_is_no_lease(self, nats_server, address, collecting, eventually, *, entry):
+        """A run under whose key the store has anything else than a lease is collected."""
+
+        async def put(jetstream):
+            store = _Store(jetstream, STREAM)
+            await store.open(1)
+            await store.bucket.put("lease.job.run", entry)
+
+        nats_server.call(put)
+        publish_job(nats_server, "run", 0, random.Random(1), windows=1)
+        collector = collecting()
+        eventually(lambda: collector.counts["over"] == 1, what="it is read to its end")
+
     def test_server_restarts(self, nats_server, address, collecting, eventually):
         """A collector waits for a server that goes away, and goes on."""
         collecting()
@@ -549,6 +578,17 @@ class TestOne:
         (lost,) = streamed(address, EventsLost)["run"]
         assert (lost.first_seq, lost.last_seq, lost.reason) == (2, 2, "not in the stream")
         assert [event for event in replay(f"{address}/run") if isinstance(event, EventsLost)] == [lost]
+
+
+def over_and_shortened(server, collecting, eventually):
+    """Return a collector for which a run is over of which two messages were removed since, and so is another run."""
+    publish_job(server, "run", 0, random.Random(1), windows=3)
+    collector = collecting()
+    eventually(lambda: collector.counts["over"] == 1, what="it is let go")
+    server.call(lambda jetstream: jetstream.purge_stream(STREAM, seq=3))
+    publish_job(server, "another", 0, random.Random(1), windows=1)
+    eventually(lambda: collector.counts["over"] == 2, what="the collector has looked at the stream since")
+    return collector
 
 
 class TestSilence:
@@ -625,7 +665,7 @@ class TestRelease:
 
             async def read_all(job):
                 await read.wait()
-                return 3
+                return Lease(done=3)
 
             session._amounts = {"run": 3}
             monkeypatch.setattr(session, "_collect_until_released", read_all)
@@ -661,7 +701,7 @@ class TestRelease:
 
             async def read_all(job):
                 await taken.wait()
-                return done
+                return Lease(done=done)
 
             session._amounts = {"run": 3}
             monkeypatch.setattr(session, "_collect_until_released", read_all)
@@ -673,6 +713,55 @@ class TestRelease:
             return store.entries["job.run"], collector.counts["over"]
 
         assert asyncio.run(work()) == ((2, Lease("another")), 0)
+
+
+class TestShortened:
+    """The sizes by which runs are taken that were over with nine messages, of which the stream has one."""
+
+    OVER = Lease(done=9, mark=f"{datetime.datetime.min} 50")
+
+    @pytest.mark.parametrize(
+        "mark", ["", "50", f"{datetime.datetime.max} 50", f"{datetime.datetime.min} 102", f"{datetime.datetime.min} x"]
+    )
+    def test_other_stream(self, mark):
+        """A run that was read in another stream, or before the disk of this one lost what was read, is to be read."""
+        assert sizes_of(Shortened(1), Lease(done=9, mark=mark)) == [{"run-0": 1}]
+
+    def test_many(self):
+        """The server is asked of 32 runs at a time, and once of each; the others wait for the next time."""
+        server = Shortened(40)
+        first, *others = sizes_of(server, self.OVER, looks=3)
+        assert first == {f"run-{number}": 9 for number in range(32)}
+        assert others == [{f"run-{number}": 9 for number in range(40)}] * 2
+        assert len(server.asked) == 40
+
+    def test_many_that_shrink(self):
+        """Where all runs have another amount at each time, those are asked of first that were asked of longest ago."""
+        server = Shortened(40)
+        sizes_of(server, self.OVER, looks=3, amounts=[3, 2, 1])
+        assert collections.Counter(server.asked) == {f"run-{n}": 3 if n < 16 else 2 for n in range(40)}
+
+    @pytest.mark.parametrize(
+        ("words", "size"),
+        [([], 9), (["0"], 1), (["collector"] * 63, 9), ([*["collector"] * 63, "0"], 1), (["collector"] * 64, 1)],
+    )
+    def test_collectors_messages(self, words, size):
+        """What collectors published after the end is passed over, but not more than 63 messages."""
+        assert sizes_of(Shortened(1, words), self.OVER) == [{"run-0": size}]
+
+
+def sizes_of(server, lease, looks=1, amounts=(1, 1, 1)):
+    """Return the sizes of runs after each look of a worker to which the store has shown *lease* for all runs."""
+    session = _NatsSession(NatsCollector("nats://127.0.0.1:1/runs"), server)
+    for run in server.runs:
+        session._leases.see(f"job.{run}", 1, lease, 0.0)
+    found = []
+    for amount in amounts[:looks]:
+        server.amount = amount
+        session._answered_s = session._looked_s = -1e9
+        asyncio.run(session._look())
+        found.append(session._sizes())
+    return found
 
 
 class SlowStore:
@@ -708,6 +797,31 @@ class Answering:
     async def stream_info(self, name, subjects_filter=None):
         """Answer."""
         return StreamInfo(StreamConfig(name), StreamState(0, 0, 0, 0, 0), cluster=self._cluster)
+
+
+class Shortened(Answering):
+    """One whose stream has lost messages of runs; those from 50 on have *words* in place of the rank."""
+
+    def __init__(self, runs, words=()):
+        super().__init__()
+        self.runs = [f"run-{number}" for number in range(runs)]
+        self.words = words
+        self.amount = 1
+        self.asked = []
+
+    async def stream_info(self, name, subjects_filter=None):
+        """Answer with the amounts of the runs."""
+        subjects = {f"{name}.{run}.0.x": self.amount for run in self.runs}
+        state = StreamState(0, 0, 0, 100, 0, subjects=subjects)
+        return StreamInfo(StreamConfig(name), state, created=datetime.datetime.min)
+
+    async def get_msg(self, stream_name, seq, **options):
+        """Answer with the next message."""
+        _, run, _ = options["subject"].split(".")
+        self.asked.append(run)
+        if seq >= 50 + len(self.words):
+            raise NotFoundError
+        return RawStreamMsg(subject=f"{stream_name}.{run}.{self.words[seq - 50]}.x", seq=seq)
 
 
 def encode_event(source, event):

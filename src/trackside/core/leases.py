@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
+from attrs.validators import instance_of
 
 _RENEWALS: Final = 4
 """The number of times that a lease is renewed while it lasts."""
@@ -27,8 +28,10 @@ class Lease:
 
     owner: str = ""
     """The worker that has it; empty if nobody has."""
-    done: int = -1
+    done: int = attrs.field(default=-1, validator=instance_of(int))
     """The size of the job when all of it was done; -1 while a worker has it."""
+    mark: str = attrs.field(default="", validator=instance_of(str))
+    """How far the worker that had it has read; it means something to the workers only."""
 
 
 @attrs.frozen
@@ -128,9 +131,14 @@ class LeaseTable:
         writes += [self._claim(job) for job in free[: max(0, self._share - len(self._renewed_s))]]
         return writes
 
-    def release(self, job: str, done: int = -1) -> LeaseWrite:
+    def lease_of(self, job: str) -> Lease | None:
+        """Return what the store has under the key of *job*, as far as is known; None for nothing."""
+        seen = self._jobs.get(job)
+        return seen.lease if seen else None
+
+    def release(self, job: str, done: int = -1, mark: str = "") -> LeaseWrite:
         """Return the write that hands over a *job* that is held: at once, or when it has another amount than *done*."""
-        return attrs.evolve(self._claim(job), lease=Lease(done=done))
+        return attrs.evolve(self._claim(job), lease=Lease(done=done, mark=mark))
 
     def drop(self, job: str) -> None:
         """Drop *job* without a write: its lease ends by itself."""
@@ -154,8 +162,8 @@ class LeaseTable:
         return LeaseWrite(_JOB + job, Lease(self.worker), seen.revision if seen else 0)
 
     def _is_done(self, job: str, amount: int) -> bool:
-        seen = self._jobs.get(job)
-        return seen is not None and seen.lease == Lease(done=amount)
+        lease = self.lease_of(job)
+        return lease is not None and not lease.owner and lease.done == amount
 
     def _is_free(self, job: str, now_s: float) -> bool:
         if job in self._renewed_s:

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,6 +84,10 @@ The time within which a living rank finds another node, in seconds: it waits 5 s
 that hangs, and 2 s between attempts.
 """
 _CLOCK_SIGHTINGS: Final = 16
+_MOST_ASKED: Final = 32
+"""The runs that were over of which the server is asked at a time whether there is more of them."""
+_MOST_SKIPPED: Final = 64
+"""The collectors' messages that are passed over for that."""
 _COUNTS: Final = ("runs", "messages", "checkpoints", "unusable", "published", "given up", "over")
 
 
@@ -465,6 +470,17 @@ class NatsCollector(Closing):
             await disconnect(client)
 
 
+@attrs.frozen
+class _More:
+    """What the server said when it was asked whether there is more of a run that was over."""
+
+    lease: Lease
+    amount: int
+    """The number of the run's messages at that time."""
+    is_there: bool
+    asked_s: float
+
+
 class _NatsSession:
     """The work of a worker over one connection."""
 
@@ -482,6 +498,10 @@ class _NatsSession:
         self._amounts: dict[str, int] = {}
         """By run, the number of ranks' messages in the stream."""
         self._created = ""
+        self._last = 0
+        """The number of the stream's last message."""
+        self._more: dict[str, _More] = {}
+        """By run that was over and has fewer messages since, the server's latest answer."""
         self._looked_s = -1e9
         self._look_s = _LEAST_LOOK_S
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -542,9 +562,68 @@ class _NatsSession:
             return
         of_ranks = {subject: count for subject, count in (info.state.subjects or {}).items() if not _is_own(subject)}
         self._amounts = messages_by_run(of_ranks)
-        self._created = str(info.created)
-        self._looked_s = now_s
-        self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (now_s - began_s))
+        self._created, self._last = str(info.created), info.state.last_seq
+        await self._ask()
+        self._looked_s = time.monotonic()
+        self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (self._looked_s - began_s))
+
+    async def _ask(self) -> None:
+        """Ask whether there is more of the runs that were over, where the amount has changed; the longest ago first."""
+        shrunk = self._shrunk()
+        self._more = {job: more for job, more in self._more.items() if job in shrunk}
+        due = [job for job in shrunk if not self._is_known(job, shrunk[job])]
+        due.sort(key=lambda job: self._more[job].asked_s if job in self._more else 0.0)
+        await asyncio.gather(*(self._ask_of(job, shrunk[job]) for job in due[:_MOST_ASKED]))
+
+    async def _ask_of(self, job: str, lease: Lease) -> None:
+        """Ask whether there is more of a run that was over: messages of ranks after those that were read."""
+        amount, sequence = self._amounts[job], self._read_to(lease)
+        is_there = True
+        try:
+            for _ in range(_MOST_SKIPPED):
+                subject = f"{self._stream}.{job}.>"
+                message = await self._jetstream.get_msg(self._stream, sequence, subject=subject, next=True)
+                if not _is_own(message.subject):
+                    break
+                sequence = message.seq + 1
+        except NotFoundError:
+            is_there = False
+        self._more[job] = _More(lease, amount, is_there, time.monotonic())
+
+    def _shrunk(self) -> dict[str, Lease]:
+        """Return the leases of the runs that were over and have fewer messages since: some were removed."""
+        found = {}
+        for job, amount in self._amounts.items():
+            lease = self._leases.lease_of(job)
+            if lease is not None and lease.done > amount and self._read_to(lease):
+                found[job] = lease
+        return found
+
+    def _read_to(self, lease: Lease) -> int:
+        """Return the number after the last message that was read; 0 if that was in another stream, or is not known."""
+        created, _, sequence = lease.mark.rpartition(" ")
+        if created != self._created or not re.fullmatch("[0-9]{1,20}", sequence):
+            return 0
+        return int(sequence) if int(sequence) <= self._last + 1 else 0  # it may have come back with an older disk
+
+    def _is_known(self, job: str, lease: Lease) -> bool:
+        more = self._more.get(job)
+        return more is not None and (more.lease, more.amount) == (lease, self._amounts[job])
+
+    def _sizes(self) -> dict[str, int]:
+        """
+        Return the sizes of the runs, by which they are taken.
+
+        A run that was over, and of which messages were removed and none came since, has the size that it had. One that
+        may be such a run is left out until the server was asked.
+        """
+        sizes = dict(self._amounts)
+        for job, lease in self._shrunk().items():
+            if not self._is_known(job, lease):
+                del sizes[job]
+            elif not self._more[job].is_there:
+                sizes[job] = lease.done
+        return sizes
 
     def _is_steady(self, now_s: float) -> bool:
         """Return whether each living rank could publish: the stream has answered for as long as a rank may need."""
@@ -553,7 +632,7 @@ class _NatsSession:
     async def _divide(self) -> None:
         """Write the leases that are due, and begin and end the work on runs accordingly."""
         async with self._writing:
-            for write in self._leases.plan(self._amounts, time.monotonic()):
+            for write in self._leases.plan(self._sizes(), time.monotonic()):
                 await self._try(write)
         if waiting := self._leases.waiting:
             self._collector.complain(f"{waiting:,} runs wait: start more workers, each has at most {MAX_RUNS}")
@@ -591,10 +670,11 @@ class _NatsSession:
     async def _collect(self, job: str) -> None:
         """Collect one run until it is released or lost to another worker; if that fails, any worker may try again."""
         try:
-            done = await self._collect_until_released(job)
+            left = await self._collect_until_released(job)
             async with self._writing:  # if another worker has it, the revision seen last is that worker's
-                is_released = job in self._leases.held and await self._try(self._leases.release(job, done))
-            self._collector.counts["over"] += is_released and done >= 0
+                write = self._leases.release(job, left.done, left.mark)
+                is_released = job in self._leases.held and await self._try(write)
+            self._collector.counts["over"] += is_released and left.done >= 0
         except KeyWrongLastSequenceError:
             self._leases.drop(job)  # another worker continues with it
         except Exception as error:
@@ -602,8 +682,8 @@ class _NatsSession:
             self._collector.complain(f"run {job} is given up for now", error)
             self._leases.drop(job)
 
-    async def _collect_until_released(self, job: str) -> int:
-        """Collect one run until it is over or released; return the number of its messages if it is over, else -1."""
+    async def _collect_until_released(self, job: str) -> Lease:
+        """Collect one run until it is over or released; return the lease to leave behind, which says if it is over."""
         checkpoint = await self._store.load(job)
         created = self._created
         run = self._loaded(job, checkpoint, created)
@@ -644,7 +724,7 @@ class _NatsSession:
                     took_s = time.monotonic() - now_s
                     due_s = now_s + max(self._collector.checkpoint_interval_s, _SHARE_OF_TIME * took_s)
                 if is_released and not (run and run.is_changed):
-                    return amount if is_over else -1
+                    return Lease(done=amount, mark=f"{created} {pull.next}") if is_over else Lease()
         finally:
             await pull.close(self._jetstream)
 
