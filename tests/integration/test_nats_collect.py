@@ -495,7 +495,7 @@ class TestOne:
         assert (collector.counts["runs"], collector.counts["over"]) == (2, 2)
 
     def test_shortened_and_continued(self, nats_server, address, collecting, eventually):
-        """What comes of a run that is over is read, also while more of its messages were removed than came."""
+        """A message of a run that is over is read, also while more of its messages were removed than came."""
         over_and_shortened(nats_server, collecting, eventually)
         late = Source.detect({}, run_id="run", rank=1)
         frame = encode_event(late, IterationEnded(step=0, span_id=1, duration_ns=1))
@@ -691,7 +691,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("done", [3, -1])
     def test_after_another_took_it(self, done, *, monkeypatch):
-        """What another worker has taken meanwhile stays with that one, and is not counted as over."""
+        """A run that another worker has taken meanwhile stays with that one, and is not counted as over."""
 
         async def work():
             collector = NatsCollector("nats://127.0.0.1:1/runs")
@@ -736,7 +736,7 @@ class TestShortened:
         assert len(server.asked) == 40
 
     def test_many_that_shrink(self):
-        """Where all runs have another amount at each time, those are asked of first that were asked of longest ago."""
+        """If all runs have another amount at each time, those are asked of first that were asked of longest ago."""
         server = Shortened(40)
         sizes_of(server, self.OVER, looks=3, amounts=[3, 2, 1])
         assert collections.Counter(server.asked) == {f"run-{n}": 3 if n < 16 else 2 for n in range(40)}
@@ -746,7 +746,7 @@ class TestShortened:
         [([], 9), (["0"], 1), (["collector"] * 63, 9), ([*["collector"] * 63, "0"], 1), (["collector"] * 64, 1)],
     )
     def test_collectors_messages(self, words, size):
-        """What collectors published after the end is passed over, but not more than 63 messages."""
+        """Messages that collectors published after the end are passed over, but not more than 63."""
         assert sizes_of(Shortened(1, words), self.OVER) == [{"run-0": size}]
 
 

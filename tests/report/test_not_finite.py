@@ -1,4 +1,4 @@
-"""What the report says of losses that are NaN or infinite: which series, since when, and whether they stayed so."""
+"""The report of losses that are NaN or infinite: which series, since when, and whether they stayed so."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class TestReport:
         return read_report(made_up(forward_s=0.01, backward_s=0.0, factor=factor, **steady))
 
     def test_parts_without_the_first_step(self, compiled):
-        """What is compiled in step 0 is no part of a usual step: 10 of 60 ms are its forward pass."""
+        """A compilation in step 0 is no part of a usual step: 10 of 60 ms are its forward pass."""
         parts = {part.name: part.share for part in compiled.parts}
         assert parts["model_forward"] == pytest.approx(1 / 6, rel=0.01)
         assert "60 ms, the mean step, starting up left out" in self.text_of(compiled)

@@ -481,7 +481,7 @@ class TestDied:
          (1, "its last second may be in no log")],
     )  # fmt: skip
     def test_unwritten(self, tmp_path, write_events, steps, lost):
-        """What a killed rank did last is bounded by time; its steps are estimated, from two known ones on."""
+        """The last deeds of a killed rank are bounded by time; its steps are estimated, from two known ones on."""
         events = [
             IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
             for step in range(steps)

@@ -31,7 +31,7 @@ class Lease:
     done: int = attrs.field(default=-1, validator=instance_of(int))
     """The size of the job when all of it was done; -1 while a worker has it."""
     mark: str = attrs.field(default="", validator=instance_of(str))
-    """How far the worker that had it has read; it means something to the workers only."""
+    """The position to which the worker that had it has read; it means something to the workers only."""
 
 
 @attrs.frozen

@@ -357,11 +357,11 @@ class NotFinite:
     """The likely one of them."""
     last_step: int
     count: int
-    """How many values were not finite without a finite one between them, on `first_rank`."""
+    """The number of values that were not finite without a finite one between them, on `first_rank`."""
     earlier: int
-    """How many were not finite before them."""
+    """The number of those before them."""
     finite_after: int
-    """How many were finite after them; 0 if the loss stayed so."""
+    """The number of finite ones after them; 0 if the loss stayed so."""
     at_ns: int
     ranks: tuple[int, ...]
     first_rank: int
@@ -411,7 +411,7 @@ class Unwritten:
     """The number of its attempt, as in `AttemptBar.number`."""
     rank: int
     steps: int
-    """How many steps may be missing, if they took as long as those before; 0 if that is not known."""
+    """The number of steps that may be missing, if they took as long as those before; 0 if that is not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -509,7 +509,7 @@ class Report:
     """The stalls that ranks recorded: times in which no step ended for long."""
     not_finite: NotFinite | None
     losses_not_drawn: int
-    """How many of the losses of `loss` were NaN or infinite; they are left out."""
+    """The number of losses that were NaN or infinite, which `loss` leaves out."""
     pauses: Pause | None
     startup_s: float
     """The time from the start of the first attempt to its first step, without the spans of known buckets."""

@@ -472,7 +472,7 @@ class NatsCollector(Closing):
 
 @attrs.frozen
 class _More:
-    """What the server said when it was asked whether there is more of a run that was over."""
+    """The server's answer to the question whether there is more of a run that was over."""
 
     lease: Lease
     amount: int
