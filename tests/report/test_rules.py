@@ -307,6 +307,42 @@ class TestFailures:
         costs = [one.cost_s for one in RULES["stall"](report)[0]]
         assert (costs, len(RULES["stopped"](report)[0])) == ([pytest.approx(29.9)] * is_over, not is_over)
 
+    @pytest.mark.parametrize(
+        ("changes", "is_every_rank", "kinds"),
+        [
+            ({}, False, ["pauses"]),
+            ({"step": 27}, False, ["stall", "pauses"]),  # the step after it is none in which a rank paused
+            ({"lasted_s": 171.0}, False, ["stall", "pauses"]),  # twice 85 s are 170 s
+            ({"attempt": 7}, False, ["stall", "pauses"]),
+            ({}, True, ["stall", "pauses"]),
+        ],
+    )
+    def test_stall_in_pause(self, stalled_in_pause, changes, is_every_rank, kinds):
+        """A stall of the others while a rank pauses is no second finding: its step is one in which a rank paused."""
+        report = stalled_in_pause(changes, is_every_rank=is_every_rank)
+        found = [one for rule in ("stall", "pauses") for one in RULES[rule](report)[0]]
+        assert [one.kind for one in found] == kinds
+        assert ("rank 0 is in meet" in found[-1].evidence) is (kinds == ["pauses"])
+
+    def test_stall_in_a_pause_that_is_no_finding(self, stalled_in_pause):
+        """A pause that costs too little for a finding hides no stall."""
+        report = stalled_in_pause(cost_s=0.0)
+        assert [len(RULES[rule](report)[0]) for rule in ("stall", "pauses")] == [1, 0]
+
+    @pytest.fixture
+    def stalled_in_pause(self, healthy):
+        """Give a function that returns a report in which rank 0 stood still while a rank paused for 85 s in step 29."""
+
+        def report(changes=None, *, is_every_rank=False, cost_s=85.0):
+            place = {"rank": 0, "attempt": healthy.ranks[0].attempt, "step": 28, "span": "", "where": "meet"}
+            times = {"at_ns": healthy.goodput.start_ns, "usual_s": 0.1, "lasted_s": 80.0, "is_over": True}
+            stall = attrs.evolve(StallRow(**place, **times, waits=True, collective=""), **(changes or {}))
+            pausing = paused(healthy, cost_s)
+            pause = attrs.evolve(pausing.pauses, length_ns=85e9, is_every_rank=is_every_rank)
+            return attrs.evolve(pausing, stalls=(stall,), pauses=pause)
+
+        return report
+
     @pytest.mark.parametrize(("status", "found"), [(None, 0), (0, 0), (1, 1), (-9, 1)])
     def test_exit(self, status, found, healthy):
         """A program has failed if its exit status is known and not zero."""

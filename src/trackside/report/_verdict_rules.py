@@ -725,10 +725,11 @@ def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
 
 
 def _stalled(report: Report) -> _Ruled:
-    """Find stalls after which training continued."""
+    """Find stalls after which training continued; the rule pauses finds those in a pause of single ranks."""
     by_step: dict[tuple[int, int], list[StallRow]] = {}
+    in_pause = _stalls_in_pause(report) if _pauses(report)[0] else []
     for one in report.stalls:
-        if one.is_over:
+        if one.is_over and one not in in_pause:
             by_step.setdefault((one.attempt, one.step), []).append(one)
     found = []
     for (_, step), stalls in by_step.items():
@@ -752,7 +753,25 @@ def _stalled(report: Report) -> _Ruled:
         )
     found.sort(key=lambda one: -one.cost_s)
     because = f"{words.plural(len(found), 'stall')} ended" if found else "no stall was recorded that a step ended"
+    if in_pause:
+        because = f"{words.plural(len(found), 'stall')} ended outside of a pause: see the rule pauses for others"
     return found[:_MOST_HOSTS], because
+
+
+def _stalls_in_pause(report: Report) -> list[StallRow]:
+    """Return the stalls of the last attempt that a pause of single ranks explains by half at least."""
+    pause = report.pauses
+    if pause is None or pause.is_every_rank:
+        return []
+    last = {row.rank: row.attempt for row in report.ranks}
+    return [
+        one
+        for one in report.stalls
+        if one.is_over
+        and one.attempt == last.get(one.rank)
+        and one.step + 1 in pause.steps
+        and one.lasted_s <= 2 * pause.length_ns / 1e9
+    ]
 
 
 def _odd_one(report: Report) -> int | None:
@@ -1121,7 +1140,7 @@ def _pauses(report: Report) -> _Ruled:
         kind="pauses",
         title=f"{who} {when} for {words.duration(one.length_ns)}, "
         f"{tile_words(one.where) if is_gap(one.where) else f'in {one.where}'}: {of_all(report, one.cost_s)}.",
-        evidence=(steps,),
+        evidence=(steps, *_stall_lines(_stalls_in_pause(report), None)),
         look=f"See what comes then: {look}. {'The first' if many > 1 else 'The pause'} in a trace: "
         + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(one.steps[0])),
         cost_s=one.cost_s,
