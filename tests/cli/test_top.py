@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from trackside.cli import _top
+from trackside.cli import _top, main
 
 
 @pytest.mark.parametrize("option", ["--plain", "--json"])
@@ -42,6 +43,18 @@ def test_waits_for_a_directory(start, tmp_path, write_log):
 
     assert said == f"trackside top: waiting for {tmp_path}/later, which does not exist yet\n"
     assert ", ended, " in out.splitlines()[-1]
+
+
+def test_leaves_no_thread(tmp_path, write_log, capsys):
+    """Its reader of the log ends with the command."""
+    write_log(tmp_path)
+    before = set(threading.enumerate())
+
+    assert main(["top", "--plain", str(tmp_path)]) == 0
+
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(("terminal", "is_drawn"), [("xterm-256color", True), ("dumb", False)])

@@ -110,7 +110,11 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
             top.drive(event)
         yield top, lambda _: True
     else:
-        yield top, _followed(top, options.where, ends_with_job=ends_with_job)
+        stop = threading.Event()
+        try:
+            yield top, _followed(top, options.where, stop, ends_with_job=ends_with_job)
+        finally:
+            stop.set()
 
 
 _QUIET_S: Final = 2.0
@@ -154,15 +158,17 @@ def _of_stream(top: Top, attachment: Attachment, *, is_once: bool, ends_with_job
     return lambda timeout_s: read(timeout_s) or (is_once and top.is_ready)
 
 
-def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
-    """Return a reader of a growing log; a thread waits for events, so that the screen stays alive when none come."""
+def _followed(top: Top, paths: list[str], stop: threading.Event, *, ends_with_job: bool) -> Read:
+    """
+    Return a reader of a growing log; until *stop* is set, a thread waits for events, so that the screen stays alive.
+    """
     check_followed("top", paths)
     waiting: deque[Event] = deque()
 
     def watch() -> None:
-        for event in follow(*paths, wait=True, poll_interval_s=0.2):
+        for event in follow(*paths, wait=True, poll_interval_s=0.2, stop=stop):
             waiting.append(event)
-            while len(waiting) > _MOST_WAITING:
+            while len(waiting) > _MOST_WAITING and not stop.is_set():
                 time.sleep(_PAUSE_S)
 
     threading.Thread(target=watch, name="trackside top", daemon=True).start()
