@@ -8,6 +8,7 @@ import pytest
 
 from framing import write_log
 from trackside.events import (
+    ControlUsed,
     Heartbeat,
     IterationEnded,
     ProcessExited,
@@ -252,6 +253,41 @@ EXCHANGE = (
     "/job/train.py:10 in main\n/x/site-packages/torch/_tensor.py:581 in backward\n"
     "/x/site-packages/torch/autograd/graph.py:825 in _engine_run_backward"
 )
+
+
+class TestLimited:
+    @pytest.mark.parametrize(
+        ("said", "limited_s"),
+        [
+            ([(5, "pause", {}), (9, "resume", {})], {"pause": 4.0}),
+            ([(5, "pause", {"seconds": 3})], {"pause": 3.0}),
+            ([(5, "sample", {"every": 9}), (6, "pause", {}), (9, "status", {})], {"pause": 4.0, "sample": 1.0}),
+        ],
+    )
+    def test_said(self, tmp_path, write_events, said, limited_s):
+        """
+        The report says for how long `trackside ctl` had less recorded, and does not call that time unknown.
+
+        The steps are of 100 ms, from second 0 to 10; those from second 5 to 9 are in no log.
+        """
+        steps = [step for step in range(100) if not 50 <= step < 90]
+        events = [
+            IterationEnded(at_ns=START_NS + (step + 1) * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+            for step in steps
+        ]
+        events += [
+            ControlUsed(at_ns=START_NS + at_s * S, step=-1, span_id=0, verb=verb, arguments=arguments)
+            for at_s, verb, arguments in said
+        ]
+        events.append(SourceEnded(at_ns=START_NS + 10 * S, step=-1, span_id=0, reason="closed"))
+        write_events(tmp_path, Source(id="0001", run_id="run"), sorted(events, key=lambda event: event.at_ns))
+        report = read_report(tmp_path)
+        assert report.losses.limited_s == limited_s
+        assert [one.kind for one in report.verdict.findings if one.kind == "unaccounted"] == []
+        lines = ["".join(text for text, _ in line) for line in report_lines(report, 120)]
+        assert [line for line in lines if "trackside ctl pause" in line] == [
+            f"  nothing but lifecycle events was recorded for {limited_s['pause']:g} s: trackside ctl pause"
+        ]
 
 
 class TestStall:

@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
@@ -36,7 +37,16 @@ from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, livene
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport, Straggler
 from trackside.handlers.models.spans import NameTotals
 from trackside.handlers.models.steps import OTHER, WAITING
-from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
+from trackside.report._gather import (
+    LIMITING,
+    MOST_WINDOWS,
+    Gatherer,
+    Mark,
+    StepLengths,
+    Trace,
+    Watched,
+    is_out_of_memory,
+)
 from trackside.report._report import (
     AttemptBar,
     CounterRow,
@@ -826,7 +836,20 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iter
         unread=tuple(str(problem) for problem in recorded.problems),
         too_late=too_late,
         unwritten=tuple(unwritten),
+        limited_s=_limited_s(process for process in gathered.processes if process.is_rank),
     )
+
+
+def _limited_s(ranks: Iterable[Watched]) -> dict[str, float]:
+    """Return, for each verb that limited what was recorded, the longest time for which it did on any rank."""
+    longest_ns: Counter[str] = Counter()
+    for process in ranks:
+        own: Counter[str] = Counter()
+        for one in process.limits:
+            one.end(process.last_ns)
+            own[one.verb] += max(0, (one.until_ns or 0) - one.since_ns)
+        longest_ns |= own
+    return {verb: longest_ns[verb] / 1e9 for verb in LIMITING if longest_ns[verb]}
 
 
 def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence[AttemptBar]) -> Iterator[Unwritten]:

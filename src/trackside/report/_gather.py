@@ -21,6 +21,7 @@ from trackside.events import (
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
     ConfigLogged,
+    ControlUsed,
     CounterWindow,
     Event,
     EventsDropped,
@@ -390,6 +391,25 @@ class Stall:
         )
 
 
+LIMITING: Final = ("pause", "sample", "priority")
+"""The control verbs that limit what is recorded."""
+_MOST_LIMITS: Final = 256
+
+
+@attrs.define
+class Limit:
+    """A time in which a control verb limited what a process recorded."""
+
+    verb: str
+    since_ns: int
+    until_ns: int | None
+    """None if nothing has ended it."""
+
+    def end(self, at_ns: int) -> None:
+        """Note that it ended by *at_ns*."""
+        self.until_ns = at_ns if self.until_ns is None else min(at_ns, self.until_ns)
+
+
 def place_in(stack: str) -> str:
     """Return the innermost frame of *stack* in words, and the place in the program's own code that called it."""
     frames = stack.splitlines()
@@ -475,6 +495,8 @@ class Watched:
     """By name of each counter of losses, the last step when its latest window was read, and the total until then."""
     stalls: list[Stall] = attrs.field(factory=list)
     """The latest 16 stalls."""
+    limits: list[Limit] = attrs.field(factory=list)
+    """The first 256 times in which it recorded less, because it was asked to."""
     standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
     """For saves, restores and evaluations, by kind: the start of the first, in ns since the epoch, and durations."""
 
@@ -719,6 +741,7 @@ class Gatherer:
             (EventsDropped, self._dropped),
             (HandlerSuspended, self._rest),
             (ConfigLogged, self._log_config),
+            (ControlUsed, self._control),
         ]
 
     def _iterate(self, run: Sequence[IterationEnded]) -> int:
@@ -817,6 +840,17 @@ class Gatherer:
         self._now.stalls = [*self._now.stalls[1 - _MOST_STALLS :], stall]
         label = f"no step for {words.seconds(event.stalled_s)}{f', in {stall.where}' if stall.where else ''}"
         self._mark("error", label, event.at_ns, event.step)
+
+    def _control(self, event: ControlUsed) -> None:
+        limits = self._now.limits
+        if event.done is not True or not (event.verb in LIMITING or event.verb == "resume"):
+            return
+        if limits:
+            limits[-1].end(event.at_ns)
+        if event.verb in LIMITING and len(limits) < _MOST_LIMITS:
+            asked_s = event.arguments.get("seconds")
+            length_ns = clock.ns_of(asked_s) if isinstance(asked_s, (int, float)) else None
+            limits.append(Limit(event.verb, event.at_ns, None if length_ns is None else event.at_ns + length_ns))
 
     def _mark(self, kind: str, label: str, at_ns: int, step: int = -1, duration_ns: int = 0) -> None:
         if len(self.marks) >= _MOST_MARKS:

@@ -14,6 +14,7 @@ from trackside.events import __version__
 from trackside.report._gather import Bin, Mark
 from trackside.report._report import PRODUCTIVE, AttemptBar, Finding, Heatmap, Report, shown
 from trackside.report._verdict_rules import (
+    limited_words,
     loss_words,
     lost_words,
     not_drawn_words,
@@ -742,6 +743,7 @@ def _losses(report: Report) -> str:
         for what, count, detail in rows
         if count
     )
+    body += "".join(f"<tr><td>{escaped(text)}</td><td></td></tr>" for text in limited_words(report))
     content = f"<table><tbody>{body}</tbody></table>" if body else '<p class="ok">Nothing that is known of.</p>'
     return section("losses", "What is missing", content)
 

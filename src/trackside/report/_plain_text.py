@@ -15,6 +15,7 @@ from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
 from trackside.report._verdict_rules import (
     explained,
+    limited_words,
     loss_words,
     lost_words,
     not_drawn_words,
@@ -386,7 +387,7 @@ def _losses(report: Report, width: int) -> Iterator[Line]:
     ]
     found = [f"{words.plural(count, noun)} {what}" for count, noun, what in rows if count]
     found += [f"{name} was suspended {count} ×" for name, count in losses.suspended.items()]
-    found += list(losses.unread)
+    found += [*limited_words(report), *losses.unread]
     bound = lost_words(report)
     if bound and (losses.unwritten or report.missing_ranks):
         found.append(bound)

@@ -435,6 +435,8 @@ class Losses:
     """Windows that came too late to be scored."""
     unwritten: tuple[Unwritten, ...] = ()
     """For each rank of any attempt that recorded steps but no end."""
+    limited_s: dict[str, float] = attrs.field(factory=dict)
+    """For each control verb, the longest time, in seconds, for which it limited what a rank recorded."""
 
     @property
     def total(self) -> int:

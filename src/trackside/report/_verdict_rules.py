@@ -234,6 +234,19 @@ def lost_words(report: Report) -> str:
     return "; ".join(lines)
 
 
+def limited_words(report: Report) -> list[str]:
+    """Return words for each control verb by which less was recorded for some time."""
+    what = {
+        "pause": "nothing but lifecycle events was",
+        "sample": "only some of the steps were",
+        "priority": "only events of a higher priority were",
+    }
+    return [
+        f"{what[verb]} recorded for {words.seconds(length_s)}: trackside ctl {verb}"
+        for verb, length_s in report.losses.limited_s.items()
+    ]
+
+
 def _unwritten_words(report: Report) -> Iterator[str]:
     """Yield words for each attempt, latest first: its ranks without an end record and how many steps may be missing."""
     by_attempt: dict[int, list[Unwritten]] = {}
@@ -1416,6 +1429,7 @@ def _unaccounted(report: Report) -> _Ruled:
     # The cause of this time is known, whether or not it is worth a finding.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
     elsewhere += sum(_stood_still_s(report, name) - bucket(report, name) for name in (SAVE, VALIDATION))
+    elsewhere += sum(report.losses.limited_s.values())
     # Late ranks lost this time between their steps.
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)
     if not bucket(report, LOADING):
