@@ -456,13 +456,13 @@ class TestUneven:
         # 30 ms in each of 300 steps.
         assert second.cost_s == pytest.approx(9.0, rel=0.05)
 
-    def test_rank_that_waits(self, tmp_path, write_events):
+    def from_windows(self, tmp_path, write_events, waits, slow_ns):
         """
-        If windows alone show that a rank got slow, the one that waits for it is not the one to look at.
+        Return the finding of two ranks of which windows alone show that one got slow, and the other one *waits* for it.
 
-        From step 100 on rank 1 computes for 20 ms in place of 10, and rank 0 waits for it.
+        From step 100 on rank 1 computes for *slow_ns* in place of 10 ms, and its steps take 21 ms.
         """
-        for own, late in enumerate(([10e6, 11e6], [20e6, 1e6])):
+        for own, late in enumerate(([10e6, 11e6], [slow_ns, 21e6 - slow_ns])):
             source = Source(id=f"000{own}", run_id="run", rank=own, world_size=2)
             events, at_ns = [], START_NS
             for step in range(200):
@@ -471,12 +471,25 @@ class TestUneven:
                 events.append(IterationEnded(at_ns=at_ns, step=step, span_id=step + 1, duration_ns=took_ns))
                 if step % 100 == 99:
                     took = late if step > 100 else [10e6, 1e6]
-                    times = dict(zip(("forward", "all_reduce"), took, strict=True))
+                    times = dict(zip(("forward", waits), took, strict=True))
                     events.append(section_window(times, window=step // 100, steps=100, at_ns=at_ns))
             write_events(tmp_path, source, [*events, SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed")])
         (found,) = read_report(tmp_path).verdict.findings
-        assert (found.kind, found.title.split(",")[0]) == ("waiting", "Steps take 90.9 % longer since step 100")
-        assert found.look.startswith("Rank 1 waits least in all_reduce: see whether the others wait for it.")
+        assert found.title.split(",")[0] == "Steps take 90.9 % longer since step 100"
+        return found
+
+    def test_rank_that_waits(self, tmp_path, write_events):
+        """The rank that waits for the one that got slow is not the one to look at."""
+        found = self.from_windows(tmp_path, write_events, "all_reduce", 20e6)
+        assert (found.kind, found.look.split(":")[0]) == ("waiting", "Rank 1 waits least in all_reduce")
+
+    def test_rank_that_waits_in_its_backward_pass(self, tmp_path, write_events):
+        """Nor is it if the part in which it waits has other work, too."""
+        found = self.from_windows(tmp_path, write_events, "backward", 20.9e6)
+        assert (found.kind, found.look.split(",")[0]) == (
+            "slowdown",
+            "Look at forward of rank 1 first. backward may hold the wait for other ranks",
+        )
 
     def test_even(self, made_up):
         """Noise of a few percent makes no rank stand out."""

@@ -151,8 +151,8 @@ def _summary(report: Report, bound: str) -> str:
         share = sum(part.share for part in report.parts if part.kind == bound)
         bound_words = _BOUND_WORDS[bound] if bound != "waiting" or _is_waited_for(report) else _EXCHANGE_BOUND
         lines.append(f"Steps are {bound_words}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
-        if bound == "compute" and _may_wait_in_backward(report):
-            lines.append("model_backward may hold the wait for the other ranks too: no other part is known to.")
+        if bound == "compute" and (backward := _may_wait_in(report)):
+            lines.append(f"{backward} may hold the wait for the other ranks too: no other part is known to.")
     if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
         lines.append(
             "No part of a step is measured, so a rank that others wait for cannot be distinguished from them: use "
@@ -175,11 +175,11 @@ def _is_waited_for(report: Report) -> bool:
     return bool(worthy(report) or report.what_if.in_turn or (pause is not None and not pause.is_every_rank))
 
 
-def _may_wait_in_backward(report: Report) -> bool:
-    """Return whether the backward pass may contain the wait for other ranks, because nothing shows it elsewhere."""
-    names = {part.name for part in report.parts}
+def _may_wait_in(report: Report) -> str:
+    """Return the backward pass, if it may contain the wait for other ranks because nothing shows it elsewhere."""
+    names = {part.name for part in report.parts if "backward" in part.name.lower() and not is_gap(part.name)}
     elsewhere = {part.name for part in report.parts if part.kind == "waiting"} | {*report.what_if.waits_in}
-    return report.what_if.ranks > 1 and span_names.MODEL_BACKWARD in names and elsewhere <= {span_names.MODEL_BACKWARD}
+    return min(names, default="") if report.ranks_total > 1 and elsewhere <= names else ""
 
 
 def _bound(report: Report, found: Sequence[Finding]) -> str:
@@ -1262,11 +1262,15 @@ def _slowdown(report: Report) -> _Ruled:
         evidence.append(
             f"{one.part} grew most, from {words.duration(one.part_before_ns)} to {words.duration(one.part_after_ns)}"
         )
-        if one.part == span_names.MODEL_BACKWARD and _may_wait_in_backward(report):
-            look = "It may hold the wait for the other ranks too, and which grew is not known: see clocks and network."
+        if one.part == _may_wait_in(report):
+            look = f"{one.part} may hold the wait for other ranks, and which grew is not known: see clocks and network."
         else:
             kind, look = _GREW.get(one.kind, (kind, look))
     uneven = _uneven(report)
+    if kind == "slowdown" and uneven is not None and uneven[0] not in report.what_if.waits_in:
+        part, rank, factor = uneven
+        evidence.append(f"rank {rank} takes {factor:.2g} times as long over {part} as the fastest rank")
+        look = f"Look at {part} of rank {rank} first. {look}"
     if kind == "waiting" and uneven is not None:
         part, rank, factor = uneven
         evidence.append(f"rank {rank} takes {factor:.2g} times as long over {part} as the fastest rank")

@@ -782,7 +782,7 @@ def _shorter_for_the_late(
     apart_ns = max(steps) - min(steps)
     for name in names:
         kind = kind_of(name, set())
-        if kind == "input" or name == "model_forward":
+        if kind == "input" or (_FORWARD in name.lower() and not is_gap(name)):
             continue
         means = [statistics.fmean(own) for own in grid.took[name]]
         if max(means) - min(means) < 2 * apart_ns:
@@ -798,11 +798,18 @@ def _shorter_for_the_late(
     return [min(candidates)[2]] if candidates else []
 
 
+_FORWARD: Final = "forward"
+_BACKWARD: Final = "backward"
+_OPTIMIZER: Final = "optim"
+"""Parts of the names of parts, of spans as of sections by hand."""
+
+
 def _order(name: str) -> int:
     """Return 0 for the tile likeliest to contain waiting, more for others: gradients are exchanged after backward."""
+    low = name.lower()
     if is_gap(name):
-        return 0 if name.startswith("model_backward") else 3
-    return {"model_backward": 1, "optimizer_update": 2}.get(name, 4)
+        return 0 if _BACKWARD in low.partition(_GAP)[0] else 3
+    return 1 if _BACKWARD in low else 2 if _OPTIMIZER in low else 4
 
 
 # --- who is late --------------------------------------------------------------------------------------------------
