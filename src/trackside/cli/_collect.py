@@ -146,12 +146,13 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
         print(f"read back {restored.events:,} events of {known:,} source(s) from {options.log}")
     safety = f" --keys {options.keys}" if options.keys else " --insecure" if options.insecure else ""
     endpoint = paste_ready(collector.endpoint)
-    how = "   (with start(remote=Remote(insecure=True)))" if options.insecure else ""
-    print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}{how}")
+    print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}")
     if collector.viewer_endpoint:
         print(f"viewers: trackside attach {paste_ready(collector.viewer_endpoint)}{safety}")
     if collector.broadcast_endpoint:
         print(f"zmq.SUB: {paste_ready(collector.broadcast_endpoint)}")
+    if options.insecure:
+        print("jobs:    start(remote=Remote(insecure=True))")
     sys.stdout.flush()
 
 
