@@ -236,5 +236,5 @@ def test_leaks_nothing():
     for cls in (IterationEnded, SpanEnded, IterationSpanEnded, ProfileSpanEnded):
         given = {} if cls is IterationEnded else {"name": "x"}
         assert len([cls(duration_ns=1, **given) for _ in range(1_100)]) == 1_100
-    # Numbers are kept, too, a few more with each reading until there is no room for more.
-    assert least_growth(read, rounds=30) < 50
+    # Numbers are kept, too, a few more with each reading until there is no room for more: 45 of them where spans ended.
+    assert least_growth(read, rounds=100) < 50
