@@ -298,7 +298,7 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
     """
     Declare an event class under its wire name.
 
-    Whoever reads an event gets the values that were logged: converters and initializers change nothing a second time.
+    Readers of an event get the values that were logged: converters and initializers change nothing a second time.
     Validators are called, and an event that they refuse is read as an `UnknownEvent`.
 
     Args:
