@@ -35,7 +35,7 @@ from waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 COMPARISONS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt}
 
 
@@ -48,13 +48,31 @@ def program(name: str) -> str:
 
 
 @contextlib.contextmanager
-def running(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a process group of its own, and end all of it."""
+def running(
+    *command: str | Path, log: Path, answers: Callable[[], bool], within_s: float = WAIT_S
+) -> Iterator[subprocess.Popen[bytes]]:
+    """
+    Run a server in a process group of its own, wait until *answers* returns True, and end all of it afterwards.
+
+    If it ends before, or does not answer in time, the test fails with the last lines of the server's log.
+    """
+
+    def answered() -> bool:
+        assert child.poll() is None, f"{command[0]} ended with {child.returncode} before it answered"
+        with contextlib.suppress(OSError):  # not yet
+            return answers()
+        return False
+
     with Path(log).open("ab") as output:
         child = subprocess.Popen(
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
         )
     try:
+        try:
+            until(answered, within_s, what=f"{command[0]} answers")
+        except AssertionError as error:
+            said = Path(log).read_text("utf-8", errors="replace").splitlines()[-40:]
+            raise AssertionError("\n".join((f"{error}. The last it wrote:", *said))) from None
         yield child
     finally:
         os.killpg(child.pid, signal.SIGKILL)
@@ -95,11 +113,17 @@ def bits() -> Callable[[Iterable[float]], list[bytes]]:
     return lambda values: [struct.pack("<d", value) for value in values]
 
 
+def has_page(url: str) -> bool:
+    """Return True if a server has the page *url*; raise `OSError` if it does not answer."""
+    with urllib.request.urlopen(url, timeout=5) as page:
+        return bool(page.status == 200)
+
+
 @pytest.fixture
 def running_process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Return a function that runs a server as `running` does, until the test ends."""
     with contextlib.ExitStack() as stack:
-        yield lambda *command, log: stack.enter_context(running(*command, log=log))
+        yield lambda *command, **options: stack.enter_context(running(*command, **options))
 
 
 @pytest.fixture
@@ -108,14 +132,8 @@ def server(tmp_path: Path) -> Iterator[Callable[..., None]]:
     with contextlib.ExitStack() as stack:
 
         def start(*command: str, asks: str, within_s: float = WAIT_S) -> None:
-            stack.enter_context(running(*command, log=tmp_path / "server.log"))
-
-            def answers() -> bool:
-                with contextlib.suppress(OSError), urllib.request.urlopen(asks, timeout=5) as page:
-                    return bool(page.status == 200)
-                return False
-
-            until(answers, within_s, what=f"{asks} answers")
+            log = tmp_path / "server.log"
+            stack.enter_context(running(*command, log=log, answers=lambda: has_page(asks), within_s=within_s))
 
         yield start
 
@@ -285,6 +303,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Prometheus]]:
                 "scrape_configs:\n"
                 f"  - {{job_name: trackside, static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]}}\n"
             )
+            server = Prometheus(port)
             stack.enter_context(
                 running(
                     binary,
@@ -292,16 +311,9 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Prometheus]]:
                     f"--storage.tsdb.path={tmp_path / 'tsdb'}",
                     f"--web.listen-address=127.0.0.1:{port}",
                     log=tmp_path / "prometheus.log",
+                    answers=lambda: has_page(f"{server.url}/-/ready"),
                 )
             )
-            server = Prometheus(port)
-
-            def is_ready() -> bool:
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/-/ready", timeout=5) as answer:
-                    return bool(answer.status == 200)
-                return False
-
-            until(is_ready, what="Prometheus is ready")
             return server
 
         yield start
@@ -327,21 +339,20 @@ class NatsServer:
 
     def start(self) -> None:
         """Listen, on the same port each time."""
+
+        def answers() -> bool:
+            with socket.create_connection((self.host, self.port), timeout=5) as line:
+                return line.recv(5) == b"INFO "
+
         self.process = self._stack.enter_context(
             running(
                 *self._command,
                 *("-a", self.host, "-p", str(self.port), "-js", "-sd", str(self._directory / "jetstream")),
                 *self._options,
                 log=self._directory / "nats.log",
+                answers=answers,
             )
         )
-
-        def answers() -> bool:
-            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=5) as line:
-                return line.recv(5) == b"INFO "
-            return False
-
-        until(answers, what="the NATS server answers")
 
     def stop(self) -> None:
         """Stop, in any state."""

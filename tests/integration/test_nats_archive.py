@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -59,7 +58,7 @@ def address(nats_server):
 
 
 @pytest.fixture
-def bucket(tmp_path, running_process, eventually):
+def bucket(tmp_path, running_process):
     """Start an object store, SeaweedFS, and return the URL of a place in a bucket of it."""
     program = Path(sys.executable).with_name("weed")
     if not program.exists():
@@ -69,22 +68,22 @@ def bucket(tmp_path, running_process, eventually):
     keys = {"name": "tests", "credentials": [{"accessKey": "key", "secretKey": "secret"}], "actions": ["Admin"]}
     (tmp_path / "s3.json").write_text(json.dumps({"identities": [keys]}))
     (tmp_path / "objects").mkdir()
-    running_process(
-        *(program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={tmp_path / 'objects'}"),
-        *("-master.volumeSizeLimitMB=64", "-volume.max=8", "-filer", "-s3", f"-s3.config={tmp_path / 's3.json'}"),
-        *(f"-{name}={port}" for name, port in ports.items()),
-        log=tmp_path / "weed.log",
-    )
     query = f"scheme=http&endpoint_override=127.0.0.1:{ports['s3.port']}&allow_bucket_creation=true"
 
     def has_bucket():
-        with contextlib.suppress(OSError):  # not yet
-            urllib.request.urlopen(f"http://127.0.0.1:{ports['s3.port']}/healthz", timeout=5).close()
-            fs.FileSystem.from_uri(f"s3://key:secret@telemetry?{query}")[0].create_dir("telemetry")
-            return True
-        return False
+        urllib.request.urlopen(f"http://127.0.0.1:{ports['s3.port']}/healthz", timeout=5).close()
+        fs.FileSystem.from_uri(f"s3://key:secret@telemetry?{query}")[0].create_dir("telemetry")
+        return True
 
-    eventually(has_bucket, what="the store has a bucket")
+    running_process(
+        *(program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={tmp_path / 'objects'}"),
+        *("-master.volumeSizeLimitMB=64", "-volume.max=8", "-filer", "-s3", f"-s3.config={tmp_path / 's3.json'}"),
+        # It ends if another process has one of the ports that these two listen on.
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"),
+        *(f"-{name}={port}" for name, port in ports.items()),
+        log=tmp_path / "weed.log",
+        answers=has_bucket,
+    )
     return f"s3://key:secret@telemetry/acme?{query}"
 
 
