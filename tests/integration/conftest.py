@@ -75,7 +75,8 @@ def running(
             raise AssertionError("\n".join((f"{error}. The last it wrote:", *said))) from None
         yield child
     finally:
-        os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
 
