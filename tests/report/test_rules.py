@@ -278,13 +278,31 @@ class TestFailures:
         kinds = [one.kind for one in judge(attrs.evolve(report, ranks=rows, errors=(error,))).findings]
         assert kinds[:2] == ["exception", "died"]
 
+    @pytest.mark.parametrize(
+        ("kind", "message", "named"),
+        [
+            ("RuntimeError", "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234", 1),
+            ("torch.distributed.DistBackendError", "NCCL error: remote process exited or there was a network error", 1),
+            ("torch.distributed.DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed.", 1),
+            ("ConnectionResetError", "[Errno 104] Connection reset by peer", 0),
+            ("requests.exceptions.ReadTimeout", "HTTPSConnectionPool(host='data', port=443): Read timed out.", 0),
+            ("RuntimeError", "DataLoader timed out after 5 seconds", 0),
+        ],
+    )
+    def test_lost_peer(self, kind, message, named, healthy):
+        """An exception of what joins ranks follows from another rank's, though it came first; a socket's does not."""
+        at_ns = healthy.goodput.start_ns + 10 * S
+        errors = (raised_on(0, at_ns, kind, message), raised_on(1, at_ns + S, "KeyError", "no such key"))
+        (found,) = RULES["raised"](attrs.evolve(alive(healthy, 10.0, 11.0), errors=errors))[0]
+        assert found.rank == named
+
     @pytest.mark.parametrize(("message", "named"), [("Connection closed by peer", [0]), ("no such key", [])])
     def test_left_early(self, message, named, healthy):
         """A rank that ended well is why others lost the connection to it, and not why they raised something else."""
         report = alive(healthy, 10.0, 10.1, stepped_s=9.9)
         left, lost = report.ranks
         rows = (attrs.evolve(left, state="ended", has_good_end=True), attrs.evolve(lost, state="ended", error="Error"))
-        error = raised_on(1, lost.last_ns, "Error", message)
+        error = raised_on(1, lost.last_ns, "RuntimeError", message)
         found = RULES["exit"](attrs.evolve(report, ranks=rows, errors=(error,)))[0]
         assert [one.rank for one in found] == named
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final
 
 import attrs
@@ -274,6 +275,15 @@ class OpenRow:
     seen_ns: int
 
 
+_JOINS_RANKS: Final = re.compile(r"RuntimeError$|(torch|jax|jaxlib|tensorflow|horovod|ray|deepspeed)\.")
+"""The types of what torch's and other libraries' collectives raise. Python's own `OSError` comes from other sockets."""
+_LOST_PEER: Final = re.compile(
+    r"(?!.*DataLoader).*(peer|connection (was likely )?(closed|reset|refused|aborted)|broken pipe|remote process"
+    r"|timed? ?out|heartbeat|NCCL|unavailable)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
 @attrs.frozen(kw_only=True)
 class ErrorRow:
     """An exception, counted once even if it passed through several spans."""
@@ -289,6 +299,11 @@ class ErrorRow:
     is_out_of_memory: bool
     is_fatal: bool
     """Whether it ended its process, or was its last one, with no step after it and no good end."""
+
+    @property
+    def is_of_lost_peer(self) -> bool:
+        """Whether it follows from the end of another rank: what joins ranks raised it, and says so."""
+        return bool(_JOINS_RANKS.match(self.type) and _LOST_PEER.match(self.message))
 
     @property
     def error(self) -> str:

@@ -76,11 +76,6 @@ LOADING: Final = "DATA_LOADING_SYNC"
 VALIDATION: Final = "VALIDATION"
 STARTING: Final = ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP", "PROGRAM_STARTUP")
 
-_PEER_LOST: Final = re.compile(
-    r"connection (closed|reset|refused|aborted)|broken pipe|peer|remote process|timed? ?out|heartbeat|NCCL|unavailable",
-    re.IGNORECASE,
-)
-"""An exception that follows from the end of another rank. It is not taken for the cause if another failure is known."""
 FAILURES: Final = ("out-of-memory", "exception", "died", "exit", "missing-rank", "stopped", "not-finite")
 """The kinds of findings that come before all others; ``_failure_order`` gives their order."""
 
@@ -128,7 +123,7 @@ def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
     if finding.kind == "not-finite":  # nothing is worse than this in a job that ran to its end
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
     since_ns = finding.since_ns or 0
-    if finding.kind == "exception" and _PEER_LOST.search(finding.title):
+    if finding.kind == "exception" and all(error.is_of_lost_peer for error in _fatal(report)):
         return 2, since_ns
     if finding.kind == "died" and not any(row.exited_ns == since_ns for row in report.ranks):
         since_ns += round(UNWRITTEN_S * 1e9)  # the rank may have lived that much longer than its log shows
@@ -345,7 +340,7 @@ def _raised(report: Report) -> _Ruled:
             f"{words.plural(other, 'exception')} left spans, and the job went on" if other else "none was recorded"
         )
         return [], because
-    first = min(fatal, key=lambda error: (bool(_PEER_LOST.search(error.message)), not error.message, error.at_ns))
+    first = min(fatal, key=lambda error: (error.is_of_lost_peer, not error.message, error.at_ns))
     where = f" in {first.name}" if first.name else ""
     last_step = next((row.last_step for row in report.ranks if row.rank == first.rank), -1)
     at = f" in step {first.step}" if first.step >= 0 else " before its first step"
@@ -541,7 +536,7 @@ def _left_early(report: Report) -> tuple[RankRow, ErrorRow] | None:
 
     None if there is none, or if a rank neither ended well nor lost the connection.
     """
-    lost = [error for error in _fatal(report) if _PEER_LOST.search(error.message)]
+    lost = [error for error in _fatal(report) if error.is_of_lost_peer]
     ended = [row for row in report.ranks if row.has_good_end]
     if not lost or not ended or len({error.rank for error in lost}) + len(ended) < len(report.ranks):
         return None
