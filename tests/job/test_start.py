@@ -226,6 +226,23 @@ class TestStart:
 
         assert job.is_open
 
+    def test_bus_that_was_closed(self, run, bus):
+        """A job on a bus that was closed during another one is refused for that reason."""
+        run()
+        bus.close()
+        with pytest.raises(ConfigError, match=r"close\(\) has closed the bus for good"):
+            run()
+
+    def test_summary_of_a_second_job(self, run, bus, capsys):
+        """The summary of a job has the events of that job, not those of an earlier one in this process."""
+        said = []
+        for texts in ("abc", "ab"):
+            with run(report=True):
+                for text in texts:
+                    bus.log(Said(text=text))
+            said.append(re.search(r"(\d+) test\.\S*said", capsys.readouterr().err).group(1))
+        assert said == ["3", "2"]
+
     def test_nothing_stays(self, run, bus):
         """A closed job leaves no subscriber, no thread of its own and no environment variable for children."""
         with run():

@@ -609,6 +609,11 @@ class Bus(Closing):
         self._is_over = True
         return done
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called. Nothing opens a bus again."""
+        return self._is_closed
+
     def stats(self, timeout_s: float = _STATS_TIMEOUT_S) -> BusStats:
         """
         Return the counts. They balance whenever no call is in progress.

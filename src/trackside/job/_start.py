@@ -289,13 +289,16 @@ def start(
         bus: The bus to use, if not the default one.
 
     Raises:
-        ConfigError: if an argument is wrong, or telemetry was turned on already.
+        ConfigError: if an argument is wrong, telemetry was turned on already, or *bus* is closed.
     """
     _check_seconds("collect_interval_s", collect_interval_s)
     _check_seconds("heartbeat_interval_s", heartbeat_interval_s)
     if stall_after_s is not None:
         _check_seconds("stall_after_s", stall_after_s)
     running = _running.get(bus)
+    if bus.closed:
+        remedy = "close() has closed the bus for good: start Python anew, and end a job with its own close()"
+        raise ConfigError("start()", str(directory), remedy)
     if running is not None and running.is_open:
         raise ConfigError(
             "start()", str(directory), f"telemetry is on already, into {running.directory}; close that first"
@@ -384,6 +387,7 @@ class Job:
             if redact is not None:
                 bus.redact = redact
             bus.end("succeeded by another job")  # a stream that was open before; ours begins when the log joins
+            self._earlier = bus.stats().by_type
             if log is not None:
                 handlers = with_goodput_monitor(handlers, publish=bus.publish, directory=log.directory, source=source)
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
@@ -515,7 +519,7 @@ class Job:
         is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
         if self.log is not None and is_reported:
             elapsed_s = time.monotonic() - self._began_s
-            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
+            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done, earlier=self._earlier))
         self._be_over()
         return done
 

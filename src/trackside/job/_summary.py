@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
@@ -22,13 +23,19 @@ def summarize(
     elapsed_s: float,
     *,
     is_done: bool = True,
+    earlier: Mapping[str, int] | None = None,
 ) -> str:
-    """Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`."""
+    """
+    Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`.
+
+    *earlier* are the numbers of events by type that the bus had before this job.
+    """
     who = f"{source.run_id}, rank {source.rank} of {source.world_size}, attempt {source.attempt}"
     core = source.versions.get("core")
+    own = Counter(stats.by_type) - Counter(earlier or {})
     lines = [
         f"trackside: {who}, {elapsed_s:.1f} s" + (f" ({core})" if core else ""),
-        f"  events    {stats.published:,}: {_listed(stats.by_type)}" if stats.published else "  events    none",
+        f"  events    {sum(own.values()):,}: {_listed(own)}" if own else "  events    none",
     ]
     lines += [
         f"  {'counters' if not place else '':9} {_counter(snapshot)}"
