@@ -172,18 +172,18 @@ def held_still() -> Iterator[Callable[[Bus], Callable[[], None]]]:
 
     def hold(bus: Bus) -> Callable[[], None]:
         dispatcher = bus._dispatcher
-        assert dispatcher.hold(DEADLINE_S)
+        assert dispatcher.draining.acquire(timeout=DEADLINE_S)
         held.append(dispatcher)
 
         def release() -> None:
             held.remove(dispatcher)
-            dispatcher.release()
+            dispatcher.draining.release()
 
         return release
 
     yield hold
     for dispatcher in held:
-        dispatcher.release()
+        dispatcher.draining.release()
 
 
 @pytest.fixture

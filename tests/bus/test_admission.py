@@ -268,10 +268,10 @@ class TestLargeEvents:
             bus.subscribe(lambda _event: None, to=Large, runs_on=RunsOn.DISPATCHER)
             bus.log(Large())
             bus.flush()
-            assert bus._dispatcher.hold(10)
+            assert bus._dispatcher.draining.acquire(timeout=10)
             before = len(bus._dispatcher.queue)
             bus.log(large)
             taken.append(len(bus._dispatcher.queue) - before)
-            bus._dispatcher.release()
+            bus._dispatcher.draining.release()
             bus.close()
         assert taken[0] == taken[1] == size_of(large, ["text", "values", "table"]) // 4_096 + 1

@@ -122,8 +122,8 @@ class Sequence:
     def hold(self):
         """Stop the dispatcher, or let it go on."""
         if self.is_held:
-            self.bus._dispatcher.release()
-        self.is_held = not self.is_held and self.bus._dispatcher.hold(10)
+            self.bus._dispatcher.draining.release()
+        self.is_held = not self.is_held and self.bus._dispatcher.draining.acquire(timeout=10)
 
     def live(self, steps):
         """Do something random, *steps* times, check the counts whenever nothing is moving, and return how often."""

@@ -114,13 +114,13 @@ class TestLook:
         bus, seen = make_bus(queue_limit=10), []
         bus.subscribe(Counter())
         bus.flush()
-        bus._dispatcher.hold(5.0)
+        bus._dispatcher.draining.acquire(timeout=5.0)
         try:
             for number in range(20):
                 bus.log(StepTaken(number=number))
             bus.at_barrier(lambda view: seen.append((view.dropped, view.models[0].missed_events)))
         finally:
-            bus._dispatcher.release()
+            bus._dispatcher.draining.release()
         bus.flush()
 
         assert seen == [(12, 12)]  # events of one a step may fill eight of ten places
@@ -232,11 +232,11 @@ class TestDeliver:
         bus, model = make_bus(queue_limit=100), Kept()
         bus.subscribe(model)
         events = self.foreign(49)
-        bus._dispatcher.hold(5.0)
+        bus._dispatcher.draining.acquire(timeout=5.0)
         try:
             accepted = [bus.inject(events) for _ in range(3)]
         finally:
-            bus._dispatcher.release()
+            bus._dispatcher.draining.release()
         bus.flush()
 
         assert accepted == [True, False, False]

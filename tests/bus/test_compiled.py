@@ -113,7 +113,7 @@ class Player:
                 if verb == "close":
                     self.seen.append(self.bus.close(10))
                 else:
-                    with self.bus._dispatcher.held(10):  # so that nobody makes room meanwhile
+                    with self.bus._dispatcher.draining:  # so that nobody makes room meanwhile
                         self.seen.append(self.act(verb, choice, kind))
             except (ConfigError, ValueError, SystemExit) as error:
                 self.seen.append(repr(error))

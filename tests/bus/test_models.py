@@ -134,12 +134,12 @@ class TestSubscribing:
 def log_in_one_drain(bus, events):
     """Log that many events, numbered from 0, before the dispatcher reads the first of them."""
     assert bus.flush(60)
-    bus._dispatcher.hold(5.0)
+    bus._dispatcher.draining.acquire(timeout=5.0)
     try:
         for number in range(events):
             bus.log(Counted(number=number))
     finally:
-        bus._dispatcher.release()
+        bus._dispatcher.draining.release()
     assert bus.flush(60)
 
 

@@ -622,17 +622,19 @@ class Bus(Closing):
             timeout_s: The longest wait for the dispatcher to pause, in seconds; if it does not, the counts may not
                 balance.
         """
-        with self._dispatcher.held(timeout_s):
-            waiting = self._dispatcher.waiting()
-            now = list(self._subscribers)
-            suppressed = sum(map(_suppressed_at, now)) + self._retired.suppressed + self._stack_full
-            return BusStats(
-                handlers=(*(self._stats_of(subscriber, waiting) for subscriber in now), *self._retired.stats()),
-                suppressed=suppressed,
-                after_close=self._after_close.value,
-                not_events=self._not_events.value,
-                **self._dispatcher.counts(waiting),
-            )
+        return self._dispatcher.while_held(self._stats, timeout_s, otherwise=self._stats)
+
+    def _stats(self) -> BusStats:
+        waiting = self._dispatcher.waiting()
+        now = list(self._subscribers)
+        suppressed = sum(map(_suppressed_at, now)) + self._retired.suppressed + self._stack_full
+        return BusStats(
+            handlers=(*(self._stats_of(subscriber, waiting) for subscriber in now), *self._retired.stats()),
+            suppressed=suppressed,
+            after_close=self._after_close.value,
+            not_events=self._not_events.value,
+            **self._dispatcher.counts(waiting),
+        )
 
     def _stats_of(self, subscriber: Subscriber, waiting: Waiting | None = None) -> HandlerStats:
         """Return the counts of one subscriber; *waiting* is the content of the queue, read here if not given."""
@@ -642,8 +644,10 @@ class Bus(Closing):
         return subscriber.stats(self._dispatcher.admissions, in_queue)
 
     def _held_stats_of(self, subscriber: Subscriber, timeout_s: float) -> HandlerStats:
-        with self._dispatcher.held(timeout_s):
+        def read() -> HandlerStats:
             return self._stats_of(subscriber)
+
+        return self._dispatcher.while_held(read, timeout_s, otherwise=read)
 
     def _queued(self) -> list[QueuedSubscriber]:
         return [subscriber for subscriber in list(self._subscribers) if isinstance(subscriber, QueuedSubscriber)]

@@ -7,13 +7,12 @@ It runs foreign code: rules with predicates, redaction, models, frame sinks and 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import attrs
 
@@ -75,6 +74,9 @@ The size of an event of another process in a sink's queue, besides its values; i
 """
 _WAKE: Final = "wake"
 _STOP: Final = "stop"
+
+
+T = TypeVar("T")
 
 
 class StreamView(NamedTuple):
@@ -209,8 +211,8 @@ class Dispatcher:
         self._identity = identity
         self._is_over = False
         self._thread = LateThread(self._serve, "trackside-dispatcher")
-        self._draining = threading.RLock()
-        self._holder: int | None = None
+        self.draining = threading.RLock()
+        """Held by the thread that works through the queue. While another one holds it, the dispatcher stands still."""
         self._requests: Mailbox[threading.Lock | str] = Mailbox()
         self._has_published = False
         self._log = RateLimitedLog()
@@ -276,7 +278,8 @@ class Dispatcher:
 
     def is_here(self) -> bool:
         """Return whether the caller is within the dispatcher's work, or holds the dispatcher."""
-        return self._holder == threading.get_ident()
+        # As `threading.Condition` asks. A variable of ours might not be up to date.
+        return bool(self.draining._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001
 
     def settle(self, timeout_s: float) -> bool:
         """Have everything queued so far numbered, read by models and handed to sinks; False if time ran out."""
@@ -297,11 +300,10 @@ class Dispatcher:
         return True
 
     def _settle_here(self, deadline_s: float) -> bool:
-        try:
-            return self.hold(left_s(deadline_s)) and self._drain(at_once=True, deadline_s=deadline_s)
-        finally:
-            if self.is_here():  # also if Ctrl-C came before `hold` returned
-                self.release()
+        def drain() -> bool:
+            return self._drain(at_once=True, deadline_s=deadline_s)
+
+        return self.while_held(drain, left_s(deadline_s), otherwise=lambda: False)
 
     def halt(self, timeout_s: float) -> bool:
         """End the thread; return whether it has ended."""
@@ -330,35 +332,20 @@ class Dispatcher:
             "strings_cut": self._encoder.cuts,
         }
 
-    def hold(self, timeout_s: float) -> bool:
-        """Stop the dispatcher, so that its counts can be read consistently; call `release` if this returns True."""
-        if self.is_here():
-            return False
-        try:
-            if not self._draining.acquire(timeout=timeout_s):
-                return False
-            self._holder = threading.get_ident()
-        except BaseException:  # Ctrl-C, which may have come before or after
-            with contextlib.suppress(RuntimeError):  # it came before
-                self._draining.release()
-            raise
-        return True
+    def while_held(self, act: Callable[[], T], timeout_s: float, *, otherwise: Callable[[], T]) -> T:
+        """
+        Return the result of *act*, called while the dispatcher stands still, so that counts can be read consistently.
 
-    def release(self) -> None:
-        """Let the dispatcher continue."""
-        self._holder = None
-        self._draining.release()
-
-    @contextlib.contextmanager
-    def held(self, timeout_s: float) -> Iterator[None]:
-        """Stop the dispatcher while the block runs; run it anyway if that takes longer than *timeout_s*."""
-        was_held = self.is_here()
+        If it does not stand still within *timeout_s*, *otherwise* is called instead.
+        """
+        # A signal handler may raise as soon as any call has returned, also one that only asks who holds the lock.
         try:
-            self.hold(timeout_s)
-            yield
+            return act() if self.draining.acquire(timeout=timeout_s) else otherwise()
         finally:
-            if not was_held and self.is_here():  # also if Ctrl-C came before `hold` returned
-                self.release()
+            try:  # noqa: SIM105  `suppress` would be a call
+                self.draining.release()
+            except RuntimeError:
+                pass  # it was not acquired
 
     # --- the thread --------------------------------------------------------------------------------------------
 
@@ -376,13 +363,11 @@ class Dispatcher:
                     request = self._requests.get(0.0)
             except queue.Empty:
                 pass
-            if self.hold(threading.TIMEOUT_MAX):
-                try:
+            try:
+                with self.draining:
                     self._drain(at_once=bool(waiting) or stop)
-                except BaseException as error:
-                    self._survive(error)
-                finally:
-                    self.release()
+            except BaseException as error:
+                self._survive(error)
             for done in waiting:
                 done.release()
 

@@ -130,7 +130,7 @@ def moment_of(name, sink, blocker):
     moments = {
         "idle": contextlib.nullcontext,
         "inside log": lambda: inside_log(blocker),
-        "dispatcher drains": lambda: held(dispatcher._draining),
+        "dispatcher drains": lambda: held(dispatcher.draining),
         "dispatcher starts": lambda: held(dispatcher._thread._starting),
         "handlers leave": lambda: held(bus._retired._merging),
         "counters": lambda: held(bus.registry._lock),
