@@ -21,8 +21,9 @@ import pytest
 import trackside
 from racing import in_threads
 from trackside import implementation
-from trackside.bus import Bus
+from trackside.bus import Bus, Subscription
 from trackside.events import Event, _event, set_process_source
+from trackside.job import Job
 from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HANG_GUARD_S = 300.0
+PATIENCE_S = 60.0
+"""
+The default timeouts of a bus, a subscription and a job in the tests: a busy machine may need longer than the 2 s that
+these give themselves.
+"""
 FULL_GUARD_FACTOR = 10.0
 
 # Variables that a launcher, a scheduler or pytest-xdist around the tests would pass to the processes under test.
@@ -65,6 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("trackside")
+    for call in (Bus.flush, Bus.close, Bus.stats, Subscription.close):
+        call.__defaults__ = (PATIENCE_S,)
+    Job.close.__kwdefaults__ = {**(Job.close.__kwdefaults__ or {}), "timeout_s": PATIENCE_S}
     assert sys.__stderr__ is not None
     # A copy, because text that a test writes to stderr is captured and would be lost with the process.
     config.stash[_stderr_copy] = os.dup(sys.__stderr__.fileno())

@@ -55,7 +55,7 @@ class TestTimeouts:
         assert gate.entered.wait(10)
         started = time.monotonic()
         assert not bus.flush(0.2)
-        assert bus.stats().handlers[0].in_queue == 3
+        assert bus.stats(0.2).handlers[0].in_queue == 3
         assert not bus.close(0.2)
         assert time.monotonic() - started < 10
 
