@@ -65,6 +65,32 @@ class TestRun:
             == 1
         )
 
+    def test_earlier_job(self, command, job):
+        """A job that records nothing is said to have sent nothing, though the directory has logs of an earlier one."""
+        command = [word for word in command if word != "--no-report"]
+        subprocess.run([*command, *job, "0"], check=True, capture_output=True, timeout=60)
+        line = [*command, sys.executable, "-c", "pass"]
+        done = subprocess.run(line, check=True, capture_output=True, text=True, timeout=60)
+        assert "run: 0 events came from 0 process(es)" in done.stderr
+        assert done.stdout == ""
+
+    def test_clock_of_earlier_job(self, command, job, write_log, tmp_path):
+        """The report at the end is on the job, though the directory has logs that a clock ahead of its own has dated."""
+        write_log(tmp_path / "logs", offset_ns=100 * 365 * 86_400 * 10**9)
+        command = [word for word in command if word != "--no-report"]
+        done = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60)
+        assert "--session shows others: run-1" in done.stdout
+
+    @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not show how other processes exit")
+    def test_exit_of_earlier_job(self):
+        """A process that has the process id of an earlier job is not watched."""
+        source = Source(id=f"{0:016x}", host=platform.node(), pid=os.getpid())
+        states = {source.id: SimpleNamespace(source=source)}
+        registry = SimpleNamespace(streams=SimpleNamespace(registry=SimpleNamespace(states=states)))
+        exits = _Exits(registry, frozenset(states))
+        exits.close()
+        assert exits._by_handle == {}
+
     def test_exit_code(self, command, job):
         """The exit code is the job's."""
         assert subprocess.run([*command, *job, "3"], check=False, capture_output=True, timeout=60).returncode == 3
@@ -143,7 +169,7 @@ class TestRun:
             f"source {place}": SimpleNamespace(source=Source(id=f"{place:016x}", host=platform.node(), pid=child.pid))
             for place, child in enumerate(children)
         }
-        exits = _Exits(SimpleNamespace(streams=SimpleNamespace(registry=SimpleNamespace(states=states))))
+        exits = _Exits(SimpleNamespace(streams=SimpleNamespace(registry=SimpleNamespace(states=states))), frozenset())
         exits.close()
         for child in children:
             child.wait()
@@ -168,10 +194,11 @@ class TestRun:
         """A program that does not exist is one line, with exit code 2."""
         done = subprocess.run([*command, "no-such-program"], check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
-        said = done.stderr.splitlines()[-1]
+        (said,) = done.stderr.splitlines()
         assert "no-such-program: cannot be run: No such file or directory; install it or give its path" in said
 
     def test_nothing(self, command):
         """Without a command there is nothing to run: one line, exit code 2."""
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.count("trackside run") == 1

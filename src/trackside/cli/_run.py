@@ -69,30 +69,33 @@ def run(options: argparse.Namespace) -> int:
     """Run the job and print the report; return the job's exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        raise UnreadableError("trackside run", "was given no command", "give the job's command line after --")
+        raise UnreadableError("the command line", "names no program", "give the job's command line after --")
     if options.collector is not None:
         return _run_into_stream(options, program)
     with tempfile.TemporaryDirectory(prefix="trackside-") as sockets:  # for this user alone
         collector = Collector(f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log)
+        earlier = frozenset(collector.streams.registry.states)
         thread = threading.Thread(target=collector.serve, name="trackside-collector")
         thread.start()
-        exits = _Exits(collector)
+        exits = _Exits(collector, earlier)
         try:
-            warn(f"watch it: trackside attach {collector.viewer_endpoint}")
             began_ns = time.time_ns()
-            status = _run(program, {"TRACKSIDE_COLLECTOR": collector.endpoint})
+            status = _run(program, {"TRACKSIDE_COLLECTOR": collector.endpoint}, str(collector.viewer_endpoint))
         finally:
             exits.close()
             collector.stop()
             thread.join(_STOP_S)
             collector.close()
-    totals = collector.totals()
-    if totals["sources"]:
-        _record_exit(options.log, EventLog(options.log), status, began_ns, exits.seen)
-    got = f"{totals['events']:,} events came from {totals['sources']:,} process(es)"
+    states = [
+        state
+        for name, state in collector.streams.registry.states.items()
+        if name not in earlier and state.source.role != "collector"
+    ]
+    session = _record_exit(options.log, EventLog(options.log), status, began_ns, exits.seen) if states else None
+    got = f"{sum(state.events for state in states):,} events came from {len(states):,} process(es)"
     warn(f"trackside run: {got}, and are in {printable(options.log)}")
-    if not options.no_report and totals["sources"]:
-        _report_on(options.log)
+    if not options.no_report and states:
+        _report_on(options.log, session)
     return _exit_code(status)
 
 
@@ -101,13 +104,12 @@ def _run_into_stream(options: argparse.Namespace, program: Sequence[str]) -> int
     if not is_stream(address):
         raise ConfigError("--collector", address, "give nats://HOST:PORT/STREAM")
     sink = stream_module().sink_to(address)
-    warn(f"watch it: trackside attach {stream_module().StreamAddress.parse(address)}")
     began_ns = time.time_ns()
-    status = _run(program, {"TRACKSIDE_COLLECTOR": address})
+    status = _run(program, {"TRACKSIDE_COLLECTOR": address}, str(stream_module().StreamAddress.parse(address)))
     written = f"{address}?since={began_ns / 1e9 - _CLOCK_S:.3f}"
-    _record_exit(written, sink, status, began_ns, ())
+    session = _record_exit(written, sink, status, began_ns, ())
     if not options.no_report:
-        _report_on(written)
+        _report_on(written, session)
     return _exit_code(status)
 
 
@@ -121,11 +123,16 @@ class _Exits:
 
     When one rank exits, a launcher ends all others within moments, and a killed rank records no end. Only an observer
     outside the ranks can see which one was first. If the system does not show exits, nothing is recorded.
+
+    Args:
+        collector: The collector that the processes send to.
+        earlier: The ids of the sources of earlier jobs: the system may have given their process ids to others.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector, earlier: frozenset[str]) -> None:
         self._states = collector.streams.registry.states
         self._is_over = threading.Event()
+        self._earlier = earlier
         self._known: set[str] = set()
         self._by_handle: dict[int, Source] = {}
         self._watch = ExitWatch()
@@ -147,7 +154,8 @@ class _Exits:
 
     def _watch_new(self) -> None:
         here = platform.node()
-        new = {name: state.source for name, state in list(self._states.items()) if name not in self._known}
+        known = self._known | self._earlier
+        new = {name: state.source for name, state in list(self._states.items()) if name not in known}
         self._known |= new.keys()
         for source in new.values():
             if source.host != here or (len(self._known) > 1 and exit_status_of(source.pid) is not None):
@@ -170,15 +178,20 @@ class _Exits:
 
 def _record_exit(
     path: str, sink: EventLog | NatsSink, status: int, began_ns: int, exits: Sequence[ProcessExited]
-) -> None:
-    """Record how the program and its processes ended, beside the job's log at *path*, for the report."""
+) -> str | None:
+    """
+    Record how the program and its processes ended, beside the job's log at *path*, for the report.
+
+    Returns:
+        The name of the job's session; None if it is not known.
+    """
     try:
         sessions = [
             session for session in read_runs(path).sessions
             if any(_was_here(attempt, began_ns) for run in session.runs for attempt in run.attempts)
         ]  # fmt: skip
         if not sessions:
-            return
+            return None
         session = sessions[-1]
         source = Source(
             run_id=session.runs[-1].run_id,
@@ -196,28 +209,35 @@ def _record_exit(
             bus.log(ProgramEnded(exit_status=status, span_id=0, step=-1))
     except (TracksideError, OSError) as error:  # the job is over, and its exit code counts
         warn(f"trackside run: {error}")
+        return None
+    return session.name
 
 
 def _was_here(attempt: AttemptOutline, began_ns: int) -> bool:
     return (attempt.last_ns or 0) >= began_ns and any(one.host == platform.node() for one in attempt.processes)
 
 
-def _report_on(path: str) -> None:
-    wanted = argparse.Namespace(path=[path], session=None, baseline=[], html=None, json=False, explain=False)
+def _report_on(path: str, session: str | None) -> None:
+    wanted = argparse.Namespace(path=[path], session=session, baseline=[], html=None, json=False, explain=False)
     try:
         report(wanted)
     except TracksideError as error:  # the job is over, and its exit code counts
         warn(f"trackside run: {error}")
 
 
-def _run(program: Sequence[str], variables: dict[str, str]) -> int:
-    """Run *program* to its end, whatever signals come, and return its exit status: negative for a signal."""
+def _run(program: Sequence[str], variables: dict[str, str], endpoint: str) -> int:
+    """
+    Run *program* to its end, whatever signals come, and return its exit status: negative for a signal.
+
+    Once it runs, a line says that viewers attach to *endpoint*.
+    """
     try:
         child = subprocess.Popen(program, env={**os.environ, **variables})  # noqa: S603  it is what the user asked for
     except OSError as error:
         is_on_path = os.sep in program[0] or shutil.which(program[0]) is not None
         remedy = "give a program that can" if is_on_path else "install it or give its path: PATH leads to none"
         raise UnreadableError(program[0], f"cannot be run: {error.strerror}", remedy) from error
+    warn(f"watch it: trackside attach {endpoint}")
     before = {
         # Ctrl-C reaches the whole process group, the job too; a SIGTERM to this process is passed on to the job.
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
