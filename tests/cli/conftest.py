@@ -154,6 +154,16 @@ def readable(tmp_path: Path, write_log: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
+def damaged(tmp_path: Path, write_log: Callable[..., Path]) -> Path:
+    """Give a log with three steps, of which a part in the middle is damaged."""
+    path = write_log(tmp_path / "damaged")
+    data = bytearray(path.read_bytes())
+    data[data.rfind(b"test.cli.stepped") + 20] ^= 0xFF
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
 def unreadable(tmp_path: Path) -> Path:
     """Give a file that is no log."""
     path = tmp_path / "notes.tslog"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 
@@ -78,6 +79,12 @@ class TestReport:
         outcome = command("report", job, "--json", *options)
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
 
+    def test_html_without_name(self, readable, command, capsys):
+        """An empty name of the page is refused."""
+        with pytest.raises(SystemExit):
+            command("report", readable, "--html", "")
+        assert "argument --html: an empty name" in capsys.readouterr().err
+
 
 class TestTrace:
     def test_writes(self, readable, command, tmp_path):
@@ -105,6 +112,22 @@ class TestTrace:
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
         assert not list(tmp_path.glob("t.json*"))
 
+    @pytest.mark.parametrize("name", [".", "/", "pipe", "-"])
+    def test_no_file(self, readable, command, tmp_path, monkeypatch, name):
+        """What is no regular file is not replaced: one line, exit code 2."""
+        monkeypatch.chdir(tmp_path)
+        os.mkfifo("pipe")
+        before = sorted(tmp_path.iterdir())
+        outcome = command("trace", readable, "-o", name)
+        assert (outcome.code, outcome.err) == (2, f"trackside trace: {name}: is no regular file; give another -o FILE\n")
+        assert sorted(tmp_path.iterdir()) == before
+
+    def test_damaged(self, damaged, command, tmp_path):
+        """Damaged and missing parts are reported on stderr."""
+        outcome = command("trace", damaged, "-o", tmp_path / "t.json")
+        assert outcome.code == 0
+        assert "damaged byte(s) were passed over" in outcome.err
+
     def test_nothing(self, readable, command, tmp_path):
         """Named ranks without any events are one line on stderr and exit code 1."""
         outcome = command("trace", readable, "-o", tmp_path / "t.json", "--ranks", "9")
@@ -113,6 +136,12 @@ class TestTrace:
 
 
 class TestCompare:
+    def test_damaged(self, readable, damaged, command):
+        """Damaged and missing parts are reported on stderr."""
+        outcome = command("compare", readable, damaged)
+        assert outcome.code == 0
+        assert "damaged byte(s) were passed over" in outcome.err
+
     def test_words(self, readable, command):
         """Buckets have their standard names, as in the report, and those that are empty on both sides are left out."""
         rows = (

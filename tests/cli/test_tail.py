@@ -217,14 +217,9 @@ class TestUnreadable:
 
 
 class TestLosses:
-    def test_damage(self, command, tmp_path, write_log):
+    def test_damage(self, command, damaged):
         """Damaged and missing parts are reported on stderr; the rest is shown."""
-        path = write_log(tmp_path, steps=3)
-        frames_end = path.read_bytes().rfind(b"test.cli.stepped")
-        data = bytearray(path.read_bytes())
-        data[frames_end + 20] ^= 0xFF
-        path.write_bytes(data)
-        outcome = command("tail", tmp_path)
+        outcome = command("tail", damaged)
 
         assert outcome.code == 0
         assert "damaged byte(s) were passed over; see trackside info" in outcome.err

@@ -34,6 +34,30 @@ def test_says_the_end_once(start, tmp_path, write_log):
     assert [", ended, " in line for line in out.splitlines()].count(True) == 1
 
 
+def test_once_in_part(command, readable, unreadable):
+    """With --once, readable files are shown, each unreadable one is a line, and the exit code is 2."""
+    outcome = command("top", "--once", "--plain", unreadable, readable)
+
+    assert (outcome.code, len(outcome.lines)) == (2, 1)
+    assert "run-1: " in outcome.out
+    assert outcome.err.startswith(f"trackside top: {unreadable}: is no event log;")
+
+
+def test_once_unreadable(command, unreadable):
+    """With --once and nothing that can be read there is no view, but a line that says why."""
+    outcome = command("top", "--once", "--plain", unreadable)
+
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+
+
+def test_once_damaged(command, damaged):
+    """With --once, damaged and missing parts are reported on stderr, and what is missing is in the view."""
+    outcome = command("top", "--once", "--plain", damaged)
+
+    assert (outcome.code, "0 lost" in outcome.out) == (0, False)
+    assert "damaged byte(s) were passed over" in outcome.err
+
+
 def test_waits_for_a_directory(start, tmp_path, write_log):
     """A directory that a job has not made yet is waited for, and a line says so."""
     top = start("top", "--plain", tmp_path / "later")

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn
+from trackside.cli._print import ProgressLine, json_text, report_unread
 from trackside.core import text as words
 from trackside.core.text import printable
 from trackside.events import ConfigError, Source, UnreadableError
@@ -62,12 +62,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         for line in _lines(found):
             print(printable(line))
-    unread = [*found.before.unread, *found.after.unread]
-    for problem in unread:
-        warn(f"trackside compare: {problem}")
-    if unread:
-        return UNREADABLE
-    return _WORSE if found.verdict == WORSE else 0
+    return report_unread("compare", found.before, found.after) or (_WORSE if found.verdict == WORSE else 0)
 
 
 def _sides(options: argparse.Namespace) -> tuple[Selected, Selected]:

@@ -10,9 +10,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -86,6 +86,13 @@ def whole_number(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def file_name(text: str) -> str:
+    """Read the name of a file or a directory from an argument."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name")
+    return text
 
 
 def stretch(option: str, text: str) -> range:
@@ -180,15 +187,34 @@ def readable(recorded: Replay) -> Iterator[Event]:
         return
 
 
-def report_unread(command: str, recorded: Replay) -> int:
+class _Read(Protocol):
+    """The result of reading files, or a part of it."""
+
+    @property
+    def problems(self) -> Sequence[object]:
+        """The reasons why whole files were not read."""
+
+    @property
+    def missing(self) -> int:
+        """The number of events that are known to be missing."""
+
+    @property
+    def damaged_bytes(self) -> int:
+        """The number of bytes that were passed over."""
+
+
+def report_unread(command: str, *results: _Read) -> int:
     """Print unread files, losses and damage to stderr, so that a gap is not taken for silence; return the exit code."""
-    for problem in recorded.problems:
+    problems = [problem for result in results for problem in result.problems]
+    missing = sum(result.missing for result in results)
+    damaged_bytes = sum(result.damaged_bytes for result in results)
+    for problem in problems:
         warn(f"trackside {command}: {problem}")
-    if recorded.missing:
-        warn(f"trackside {command}: {recorded.missing:,} event(s) are missing from these files; see trackside info")
-    if recorded.damaged_bytes:
-        warn(f"trackside {command}: {recorded.damaged_bytes:,} damaged byte(s) were passed over; see trackside info")
-    return UNREADABLE if recorded.problems else 0
+    if missing:
+        warn(f"trackside {command}: {missing:,} event(s) are missing from these files; see trackside info")
+    if damaged_bytes:
+        warn(f"trackside {command}: {damaged_bytes:,} damaged byte(s) were passed over; see trackside info")
+    return UNREADABLE if problems else 0
 
 
 class ProgressLine:

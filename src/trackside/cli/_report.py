@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 
-from trackside.cli._print import UNREADABLE, ProgressLine, add_paths, add_session, warn, write_private
+from trackside.cli._print import UNREADABLE, ProgressLine, add_paths, add_session, file_name, warn, write_private
 from trackside.core.text import printable
 from trackside.report import Report, read_report, report_lines, report_page
 
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", metavar="PATH", action="append", default=[], help="logs of runs that this one should match"
     )
-    parser.add_argument("--html", metavar="FILE", help="write one self-contained page; - is standard output")
+    parser.add_argument(
+        "--html", metavar="FILE", type=file_name, help="write one self-contained page; - is standard output"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--explain", action="store_true", help="say of each rule why it found something or nothing")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn, write_private
+from trackside.cli._print import UNREADABLE, ProgressLine, file_name, json_text, warn, write_private
 from trackside.core.text import clock, duration, exit_words, plural, printable, ranges
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("path", metavar="DIR", nargs="+", help="a directory of event logs, or a .tslog file")
     parser.add_argument(
-        "--html", metavar="DIR", help="read the logs whole, and write DIR/index.html and beside it a report of each run"
+        "--html",
+        metavar="DIR",
+        type=file_name,
+        help="read the logs whole, and write DIR/index.html and beside it a report of each run",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -15,10 +15,10 @@ from typing import Final
 import attrs
 
 from trackside._platform import keyboard
-from trackside.cli._print import check_followed, json_text, warn
+from trackside.cli._print import check_followed, json_text, readable, report_unread, warn
 from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event
-from trackside.handlers import follow, replay
+from trackside.handlers import Replay, follow, replay
 from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.zeromq import Attachment, attach
@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the job until it ends or the user quits."""
+    """Show the job until it ends or the user quits; return 2 if part of recorded logs could not be read."""
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
     is_plain = options.plain or options.json or not _can_draw()
     with (
-        _watching(options, ends_with_job=is_plain) as (top, read),
+        _watching(options, ends_with_job=is_plain) as (top, read, recorded),
         _screen(options, is_plain=is_plain) as (show, press),
     ):
         every_s = options.interval or (_PLAIN_EVERY_S if is_plain else 0.5)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
                 show(top.view(time.time_ns()))
                 due_s = time.monotonic() + every_s
             if is_over:
-                return 0
+                return 0 if recorded is None else report_unread("top", recorded)
 
 
 def _can_draw() -> bool:
@@ -90,7 +90,8 @@ Read = Callable[[float], bool]
 
 
 @contextmanager
-def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[tuple[Top, Read]]:
+def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[tuple[Top, Read, Replay | None]]:
+    """Yield the view of the job, what brings it up to date, and the logs, if they were read once to their end."""
     streams = [where for where in options.where if is_stream(where)]
     remote = [where for where in options.where if "://" in where and where not in streams]
     if remote and len(remote) < len(options.where):
@@ -101,18 +102,22 @@ def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[t
         # The models' states of several endpoints cannot be joined: each has the events of its own ranks.
         models = top.models if len(remote) == 1 else ()
         with attach(*remote, models=models, keys=options.keys, insecure=options.insecure) as attachment:
-            yield top, _attached(top, attachment, is_once=options.once)
+            yield top, _attached(top, attachment, is_once=options.once), None
     elif are_runs == [True] and len(options.where) == 1:
         with attach(*streams, models=top.models) as attachment:
-            yield top, _of_stream(top, attachment, is_once=options.once, ends_with_job=ends_with_job)
+            yield top, _of_stream(top, attachment, is_once=options.once, ends_with_job=ends_with_job), None
     elif options.once:
-        for event in replay(*options.where):
+        recorded = replay(*options.where)
+        for event in readable(recorded):
             top.drive(event)
-        yield top, lambda _: True
+        if recorded.problems and not recorded.trackers:
+            raise recorded.problems[0]
+        top.lose(recorded.missing)
+        yield top, lambda _: True, recorded
     else:
         stop = threading.Event()
         try:
-            yield top, _followed(top, options.where, stop, ends_with_job=ends_with_job)
+            yield top, _followed(top, options.where, stop, ends_with_job=ends_with_job), None
         finally:
             stop.set()
 

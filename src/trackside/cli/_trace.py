@@ -9,7 +9,6 @@ from pathlib import Path
 import attrs
 
 from trackside.cli._print import (
-    UNREADABLE,
     ProgressLine,
     add_paths,
     add_ranks,
@@ -17,6 +16,7 @@ from trackside.cli._print import (
     json_text,
     private,
     rank_set,
+    report_unread,
     stretch,
     warn,
 )
@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     wanted = rank_set(options)
     progress = ProgressLine("trackside trace")
     target = Path(options.output)
+    if options.output == "-" or (target.exists() and not target.is_file()):  # it would be replaced
+        raise UnreadableError(str(target), "is no regular file", "give another -o FILE")
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         try:
@@ -76,11 +78,7 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         _print_summary(traced, target)
-    for problem in traced.problems:
-        warn(f"trackside trace: {problem}")
-    if traced.problems:
-        return UNREADABLE
-    return 0 if traced.events else 1
+    return report_unread("trace", traced) or (0 if traced.events else 1)
 
 
 def _print_summary(traced: Traced, target: Path) -> None:

@@ -512,6 +512,10 @@ class Traced:
     merged: int = 0
     """The number of profiler files that were merged."""
     problems: list[UnreadableError] = attrs.field(factory=list)
+    missing: int = 0
+    """The number of events that are known to be missing from the files."""
+    damaged_bytes: int = 0
+    """The number of bytes of the files that were passed over."""
 
 
 class _TraceFile:
@@ -610,6 +614,8 @@ def write_trace(
     file.finish()
     traced.events = file.events
     traced.problems = recorded.problems
+    traced.missing = recorded.missing
+    traced.damaged_bytes = recorded.damaged_bytes
     return traced
 
 
