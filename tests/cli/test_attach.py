@@ -73,7 +73,7 @@ class TestAttach:
     @pytest.mark.parametrize(
         ("endpoint", "message"),
         [
-            ("tcp://127.0.0.1:9", "give keys"),
+            ("tcp://127.0.0.1:9", "or insecure=True (--insecure)"),
             ("nowhere/at/all", "no directory and no endpoint"),
             ("ipc:///nowhere/at/all", "is the job running"),
             ("http://x", "ipc:///directory/name or tcp://host:port"),

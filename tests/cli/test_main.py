@@ -72,6 +72,56 @@ class TestCommand:
         assert shown.startswith("usage: trackside report ")
         assert "--html" in shown
 
+    @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e30", "soon"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["ctl", "ipc:///x", "status", "--timeout"],
+            ["ctl", "ipc:///x", "pause", "--for"],
+            ["collect", "--bind", "ipc:///x", "--silent-after"],
+            ["collect", "--bind", "ipc:///x", "--quota"],
+        ],
+    )
+    def test_no_positive_number(self, arguments, value, capsys):
+        """A time or a rate that is not a finite number above zero is refused by its option's name."""
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, value])
+
+        assert caught.value.code == 2
+        assert f"argument {arguments[-1]}: {value!r} is no number above 0" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("option", ["--workers", "--replicas"])
+    def test_no_count(self, option, capsys):
+        """A number of processes or of nodes is at least one."""
+        with pytest.raises(SystemExit) as caught:
+            main(["collect", "nats://127.0.0.1:1/x", option, "0"])
+
+        assert caught.value.code == 2
+        assert f"argument {option}: '0' is no whole number from 1" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "arguments", [["collect", "--bind", "ipc:///x", "--log"], ["run", "--log"], ["keys", "new"]]
+    )
+    @pytest.mark.parametrize("below", ["", "/below"])
+    def test_file_for_directory(self, arguments, below, tmp_path, capsys):
+        """A file, or something below one, is refused where a directory is to be made or filled."""
+        (tmp_path / "file").touch()
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, f"{tmp_path}/file{below}"])
+
+        assert caught.value.code == 2
+        assert f"'{tmp_path}/file' is no directory; give another" in capsys.readouterr().err
+
+    def test_names_the_file(self, command, monkeypatch, tmp_path):
+        """An error of the system is said with the file that it is about."""
+        monkeypatch.setattr("trackside.cli._keys.new_keys", lambda *_: (tmp_path / "missing" / "one").touch())
+        monkeypatch.setattr("trackside.cli._info.run", lambda _: (tmp_path / "missing").read_text())
+
+        assert command("keys", "new", tmp_path).err == (
+            f"trackside keys: {tmp_path}: cannot be written: No such file or directory; give another DIR\n"
+        )
+        assert command("info", tmp_path).err == f"trackside info: {tmp_path}/missing: No such file or directory\n"
+
     def test_as_a_module(self):
         """``python -m trackside`` is the command too."""
         done = subprocess.run(

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from trackside.cli._print import event_line, warn
+from trackside.cli._print import event_line, directory_name, positive, warn, whole_number
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
 from trackside.events import (
     ConfigError,
@@ -47,25 +47,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "stream", metavar="STREAM", nargs="?", help="collect a stream, as nats://HOST:PORT/STREAM, in place of --bind"
     )
-    parser.add_argument("--workers", metavar="N", type=int, default=1, help="processes that divide the stream's runs")
     parser.add_argument(
-        "--replicas", metavar="N", type=int, default=1, help="nodes of a cluster that keep the stream, if it is created"
+        "--workers", metavar="N", type=whole_number(1), default=1, help="processes that divide the stream's runs"
+    )
+    parser.add_argument(
+        "--replicas",
+        metavar="N",
+        type=whole_number(1),
+        default=1,
+        help="nodes of a cluster that keep the stream, if it is created",
     )
     parser.add_argument("--bind", metavar="ENDPOINT", help="where ranks connect to, as tcp://*:7070")
     parser.add_argument("--publish", metavar="ENDPOINT", help="where viewers attach, as tcp://*:7071")
     parser.add_argument("--pub", metavar="ENDPOINT", help="where a plain zmq.SUB gets each frame, as tcp://*:7072")
-    parser.add_argument("--log", metavar="DIR", help="keep every rank's log there; read back at the next start")
+    parser.add_argument(
+        "--log", metavar="DIR", type=directory_name, help="keep every rank's log there; read back at the next start"
+    )
     add_safety(parser)
     parser.add_argument(
         "--silent-after",
         metavar="SECONDS",
-        type=float,
+        type=positive,
         help="when a rank counts as silent (default: after three of its heartbeat intervals, at least 3)",
     )
     parser.add_argument(
         "--quota",
         metavar="EVENTS",
-        type=float,
+        type=positive,
         default=PeerLimits().events,
         help="events a second that one peer may send (default: %(default).0f)",
     )
@@ -108,8 +116,6 @@ def _collect_stream(options: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}", value, "leave it out: ranks and viewers of a stream use its server")
     if not is_stream(options.stream):
         raise ConfigError("STREAM", options.stream, "give nats://HOST:PORT/STREAM")
-    if options.workers < 1:
-        raise ConfigError("--workers", options.workers, "give a positive number")
     notices = Notices()
     collector = stream_module().NatsCollector(
         options.stream, silent_after_s=options.silent_after, replicas=options.replicas, on_event=notices

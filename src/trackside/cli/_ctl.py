@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from trackside.cli._print import add_ranks, json_text, rank_set
-from trackside.core.text import printable
+from trackside.cli._print import add_ranks, json_text, positive, rank_set, warn
+from trackside.core.text import printable, ranges
 from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command, find_endpoints
 
@@ -30,39 +30,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "value", nargs="?", help=f"for priority: {', '.join(Priority.__members__)}; for sample: each n-th step"
     )
     add_ranks(parser)
-    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end what is asked after so long")
+    parser.add_argument(
+        "--for", dest="seconds", type=positive, metavar="SECONDS", help="end what is asked after so long"
+    )
     parser.add_argument("--keys", metavar="DIR", help="a directory with the control key")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
+    parser.add_argument("--timeout", type=positive, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the verb and print each answer; return 1 if a process refused, failed or did not answer."""
+    """Send the verb and print each answer; return 1 if a process refused, failed or did not answer, or is not there."""
     is_endpoint = "://" in options.endpoint
-    return max(
-        _ask(endpoint, options)
-        for endpoint in ([options.endpoint] if is_endpoint else find_endpoints(options.endpoint))
-    )
+    endpoints = [options.endpoint] if is_endpoint else find_endpoints(options.endpoint)
+    ranks = rank_set(options) or frozenset()
+    answers = [_ask(endpoint, options, ranks) for endpoint in endpoints]
+    if not all([_is_done(outcomes) for outcomes in answers]):  # each says how many answered
+        return 1
+    unknown = ranks - {outcome.values.get("rank") for outcomes in answers for outcome in outcomes}
+    if unknown:
+        warn(f"trackside ctl: there is no process of rank(s) {ranges(unknown)}")
+    return 1 if unknown else 0
 
 
-def _ask(endpoint: str, options: argparse.Namespace) -> int:
+def _ask(endpoint: str, options: argparse.Namespace, ranks: frozenset[int]) -> list[Outcome]:
     outcomes = command(
         endpoint,
         options.verb,
         _arguments(options),
-        targets=[f"rank:{rank}" for rank in sorted(rank_set(options) or ())],
+        targets=[f"rank:{rank}" for rank in sorted(ranks)],
         keys=options.keys,
         timeout_s=options.timeout,
     )
     for outcome in outcomes:
         print(_json(outcome) if options.json else printable(_line(outcome)))
+    return outcomes
+
+
+def _is_done(outcomes: list[Outcome]) -> bool:
+    """Return whether all processes behind an endpoint did it; print how many answered if not all did."""
     expected = outcomes[0].values.get("expected")
     answers = sum("expected" not in outcome.values for outcome in outcomes)
     is_all = not isinstance(expected, int) or answers >= expected
     if not is_all:
         print(f"{answers} of {expected} answered")
-    return 0 if is_all and all(outcome.done for outcome in outcomes) else 1
+    return is_all and all(outcome.done for outcome in outcomes)
 
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:

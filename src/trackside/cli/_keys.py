@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from trackside.cli._print import directory_name
+from trackside.events import UnreadableError
 from trackside.handlers.zeromq import KEY_ROLES, new_keys
 
 _WHO = {
@@ -27,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a new one, hand it out, and make another when the old one should end.",
         epilog="example:\n  trackside keys new keys/",
     )
-    new.add_argument("directory", metavar="DIR", help="made for this user alone if it does not exist")
+    new.add_argument(
+        "directory", metavar="DIR", type=directory_name, help="made for this user alone if it does not exist"
+    )
     new.add_argument(
         "--role", action="append", choices=KEY_ROLES, help="only this role; may be given more than once (default: all)"
     )
@@ -35,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Make the keys, and print who gets which."""
-    for path in new_keys(options.directory, options.role or KEY_ROLES):
+    try:
+        paths = new_keys(options.directory, options.role or KEY_ROLES)
+    except OSError as error:
+        raise UnreadableError(options.directory, f"cannot be written: {error.strerror}", "give another DIR") from error
+    for path in paths:
         if path.suffix == ".secret":
             print(f"{path}: {_WHO[path.name.partition('.')[0]]}")
     return 0

@@ -104,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _give_up_stdout()
-        warn(f"{command}: {error.strerror or error}")
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        warn(f"{command}: {where}{error.strerror or error}")
         return UNREADABLE
     return code
 

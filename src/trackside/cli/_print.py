@@ -27,6 +27,8 @@ UNREADABLE: Final = 2
 """The exit code if something cannot be read, written or understood."""
 _STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _LONGEST_STRETCH: Final = 10**7
+_MOST: Final = 4e9
+"""The bound of numbers in arguments: in seconds, more than a century."""
 _PROGRESS_AFTER_S: Final = 1.0
 _PROGRESS_INTERVAL_S: Final = 0.2
 
@@ -88,10 +90,30 @@ def whole_number(least: int) -> Callable[[str], int]:
     return read
 
 
+def positive(text: str) -> float:
+    """Read a number above 0 from an argument."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < _MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and below {_MOST:,.0f}")
+    return value
+
+
 def file_name(text: str) -> str:
     """Read the name of a file or a directory from an argument."""
     if not text:
         raise argparse.ArgumentTypeError("an empty name")
+    return text
+
+
+def directory_name(text: str) -> str:
+    """Read the name of a directory from an argument; it need not exist."""
+    file_name(text)
+    present = next(path for path in (Path(text), *Path(text).absolute().parents) if os.path.lexists(path))
+    if not present.is_dir():
+        raise argparse.ArgumentTypeError(f"{str(present)!r} is no directory; give another")
     return text
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from trackside._platform import ExitWatch, exit_status_of
 from trackside.bus import Bus
-from trackside.cli._print import warn
+from trackside.cli._print import directory_name, warn
 from trackside.cli._report import run as report
 from trackside.core.text import printable
 from trackside.events import (
@@ -54,7 +54,11 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument(
-        "--log", metavar="DIR", default="runs", help="where the collector keeps the logs (default: runs)"
+        "--log",
+        metavar="DIR",
+        type=directory_name,
+        default="runs",
+        help="where the collector keeps the logs (default: runs)",
     )
     parser.add_argument(
         "--collector",

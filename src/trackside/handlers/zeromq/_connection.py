@@ -213,8 +213,8 @@ def _protected(endpoint: str, *, has_keys: bool, insecure: bool, field: str) -> 
     raise ConfigError(
         field,
         endpoint,
-        "anybody who reaches it could read and send: give keys (`trackside keys new DIR`), or insecure=True if that "
-        "is what you want",
+        "anybody who reaches it could read and send: give keys (`trackside keys new DIR`), or insecure=True "
+        "(--insecure) if that is what you want",
     )
 
 

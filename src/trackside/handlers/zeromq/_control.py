@@ -13,7 +13,7 @@ import attrs
 
 from trackside.events import ConfigError, ControlUsed, DecodeError, Event, UnreadableError, clock
 from trackside.handlers.eventlog import is_stream, stream_module
-from trackside.handlers.zeromq._connection import Connection, Safety
+from trackside.handlers.zeromq._connection import Connection, Safety, check_endpoint
 from trackside.handlers.zeromq._keys import CONTROL
 from trackside.handlers.zeromq._protocol import (
     VERBS,
@@ -256,10 +256,10 @@ def command(
             raise ConfigError("keys", str(keys), "leave them out: a stream has users, and its address names one")
         outcomes: list[Outcome] = stream_module().command(endpoint, verb, arguments, targets, timeout_s)
         return outcomes
+    if not check_endpoint(endpoint, has_keys=keys is not None, insecure=True).takes_control:
+        raise ConfigError("endpoint", endpoint, "verbs need keys, or a socket of this user's own")
     connection = Connection(endpoint, binds=False, role=CONTROL, keys=keys)
     try:
-        if connection.safety is Safety.INSECURE:
-            raise ConfigError("endpoint", endpoint, "verbs need keys, or a socket of this user's own")
         return _VerbSession(connection, endpoint, verb, dict(arguments or {}), list(targets)).ask(timeout_s)
     finally:
         connection.send(b"", encode(Bye("done")))
