@@ -58,6 +58,14 @@ class TestAttach:
         assert printed.out.count("attach.step.taken") == 10
         assert "watching" in printed.err
 
+    def test_type_as_shown(self, job, capsys):
+        """A type is chosen by the word that the lines show for it."""
+        threading.Thread(target=close_once_watched, args=(job,)).start()
+        assert main(["attach", *job.endpoints, "-t", "heartbeat", "--json"]) == 0
+        types = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+        assert "trackside.heartbeat" in types
+        assert "trackside.counter.window" not in types
+
     def test_json(self, job, capsys):
         """With --json events are printed as JSON."""
         assert main(["attach", *job.endpoints, "-t", "attach.*", "-n", "3", "--json"]) == 0

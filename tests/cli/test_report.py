@@ -30,6 +30,20 @@ class TestReport:
         assert outcome.out == f"{HEADLINE} {tmp_path / 'report.html'} says more.\n"
         assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
+    @pytest.mark.parametrize(("columns", "is_whole"), [("60", False), ("0", True), ("wide", True)])
+    @pytest.mark.parametrize("is_coloured", [False, True])
+    def test_columns(self, job, command, monkeypatch, columns, *, is_whole, is_coloured):
+        """In a pipe, lines are as wide as COLUMNS says, with the library rich and without."""
+        monkeypatch.setenv("COLUMNS", columns)
+        if is_coloured:
+            pytest.importorskip("rich")
+        else:
+            for name in [name for name in sys.modules if name.startswith(("rich", "trackside.report.rich"))]:
+                monkeypatch.delitem(sys.modules, name)
+            monkeypatch.setitem(sys.modules, "rich", None)
+        (line,) = (line for line in command("report", job).lines if line.startswith("1. "))
+        assert line.endswith("was spent on.") == is_whole
+
     def test_page_to_stdout(self, job, command):
         """A hyphen writes the page to standard output, and nothing else."""
         assert command("report", job, "--html", "-").out.startswith("<!DOCTYPE html>")

@@ -54,6 +54,12 @@ class TestText:
         assert [line.split()[2] for line in lines] == ["0", "2"]
         assert (none.code, none.err) == (1, "trackside tail: no event of these ranks\n")
 
+    def test_last_of_any_number(self, command, tmp_path, write_log):
+        """-n takes a number of any size."""
+        write_log(tmp_path)
+
+        assert command("tail", tmp_path, "-n", "9" * 30).lines == command("tail", tmp_path).lines
+
     @pytest.mark.parametrize("columns", [30, 40, 80, 160])
     def test_width(self, command, tmp_path, write_log, monkeypatch, columns):
         """No line is wider than COLUMNS; a narrow terminal gets the seconds and the rank's number alone."""
@@ -312,6 +318,17 @@ class TestFollow:
         second = child.stdout.readline()
 
         assert ("rank 0" in first, "rank 1" in second) == (True, True)
+
+    def test_last(self, start, tmp_path, write_log):
+        """With -n, of what is there only the last events are shown, and of what is written then all."""
+        write_log(tmp_path / "runs", rank=0, steps=5)
+        write_log(tmp_path / "elsewhere", rank=1, steps=3)
+        child = start("tail", "--follow", "-n", "2", "--json", tmp_path / "runs", "-t", "test.*")
+        there = [json.loads(child.stdout.readline())["step"] for _ in range(2)]
+        shutil.copytree(tmp_path / "elsewhere", tmp_path / "runs" / "more")
+        later = [json.loads(child.stdout.readline())["step"] for _ in range(3)]
+
+        assert (there, later) == ([3, 4], [0, 1, 2])
 
     def test_empty_directory(self, start, tmp_path, write_log):
         """A directory without files can be watched."""

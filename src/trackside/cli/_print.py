@@ -19,6 +19,7 @@ import attrs
 from trackside.core import text
 from trackside.core.text import clock, duration, printable
 from trackside.events import ConfigError, Event, KernelWindow, Priority, SectionWindow, UnreadableError
+from trackside.events._selected import MARKS
 from trackside.handlers import Replay, replay
 from trackside.handlers.eventlog import is_stream
 from trackside.wire import fields_of, wire_name_of
@@ -319,7 +320,8 @@ class EventLines:
 
 def globs(chosen: Iterable[str]) -> tuple[str, ...]:
     """Return the patterns of ``--type``; types may be given as they are shown, without ``trackside.``."""
-    return tuple(given for glob in chosen for given in (glob, _PREFIX + glob))
+    # A word without a mark of a wire name or of a glob is neither, and can only be a type as it is shown.
+    return tuple(given for glob in chosen for given in (glob, _PREFIX + glob) if not MARKS.isdisjoint(given))
 
 
 def said(event: Event) -> Iterator[str]:

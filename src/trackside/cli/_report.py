@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 
 from trackside.cli._print import UNREADABLE, ProgressLine, add_paths, add_session, file_name, warn, write_private
 from trackside.core.text import printable
 from trackside.report import Report, read_report, report_lines, report_page
-
-_WIDTH = 100
-"""The width if there is no terminal."""
-_MOST_COLUMNS = 1000
+from trackside.report._plain_text import pipe_width
 
 HELP = "say what costs most, which rank, since when, and what to look at next"
 DESCRIPTION = "Read a session's logs, and say what stands out: in the terminal, as one HTML file, or as JSON."
@@ -62,17 +58,11 @@ def _print(report: Report, *, is_explained: bool) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns if sys.stdout.isatty() else _columns()
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else pipe_width()
         for line in report_lines(report, width, is_explained=is_explained):
             print("".join(text for text, _ in line).rstrip())
         return
     print_report(report, is_explained=is_explained)
-
-
-def _columns() -> int:
-    """Return the width of lines that go to a pipe or a file."""
-    given = os.environ.get("COLUMNS", "")
-    return int(given) if given.isdecimal() and 0 < int(given) <= _MOST_COLUMNS else _WIDTH
 
 
 def _write(path: str, page: str) -> None:

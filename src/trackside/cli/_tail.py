@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import fnmatch
 import heapq
+import itertools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -25,7 +28,7 @@ from trackside.cli._print import (
     warn,
     whole_number,
 )
-from trackside.events import Event
+from trackside.events import Event, UnreadableError
 from trackside.handlers import follow, replay
 from trackside.wire import to_json, wire_name_of
 
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         _matching(of_ranks(readable(recorded), rank_set(options)), globs(options.type), seen)
     )
     if options.last is not None:
-        events = collections.deque(events, maxlen=options.last)
+        events = collections.deque(events, maxlen=min(options.last, sys.maxsize))
     has_any = False
     for event in events:
         has_any = True
@@ -85,8 +88,15 @@ def _there(seen: Iterable[str], wanted: Iterable[str]) -> str:
 
 def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     check_followed("tail", options.path)
-    events = of_ranks(follow(*options.path, wait=True), rank_set(options))
-    for event in _matching(events, globs(options.type), set()):
+
+    def chosen(events: Iterable[Event]) -> Iterator[Event]:
+        return _matching(of_ranks(events, rank_set(options)), globs(options.type), set())
+
+    earlier = 0
+    if options.last is not None:
+        with contextlib.suppress(UnreadableError):  # there is nothing yet
+            earlier = max(0, sum(1 for _ in chosen(readable(replay(*options.path)))) - options.last)
+    for event in itertools.islice(chosen(follow(*options.path, wait=True)), earlier, None):
         print(show(event), flush=True)
     return 0
 

@@ -15,7 +15,7 @@ EventTypes: TypeAlias = "type[Event] | str | tuple[type[Event] | str, ...]"
 """An event class, a wire name, a glob of wire names, or a tuple of these."""
 
 EVERYTHING: Final = "*"
-_MARKS: Final = frozenset(".*?[")
+MARKS: Final = frozenset(".*?[")
 """A text with none of these characters is neither a wire name nor a glob."""
 
 
@@ -37,7 +37,7 @@ class SelectedTypes:
         """
         given = to if isinstance(to, tuple) else (to,)
         classes = tuple(one for one in given if isinstance(one, type) and issubclass(one, Event))
-        names = tuple(one for one in given if isinstance(one, str) and not _MARKS.isdisjoint(one))
+        names = tuple(one for one in given if isinstance(one, str) and not MARKS.isdisjoint(one))
         if not given or len(classes) + len(names) < len(given):
             raise ConfigError("to", to, "give an event class, a wire name or a glob of such, or a tuple of them")
         return cls(classes, names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,9 @@ from trackside.report._whatif import since_words
 Line = list[tuple[str, str]]
 """The pieces of a line: a text and the name of its style in rich, empty for no style."""
 
+_PIPE_WIDTH: Final = 100
+_MOST_COLUMNS: Final = 1000
+
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _MOST: Final = 10
 _MOST_ATTEMPTS: Final = 20
@@ -37,6 +41,12 @@ _SLOW: Final = 0.75
 _VERDICT_STYLES: Final = {"good": "bold green", "bad": "bold red", "running": "bold yellow"}
 _NARROW: Final = 40
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ns|µs|ms|s|min|h|days?|[KMG]iB|steps?)\b))")
+
+
+def pipe_width() -> int:
+    """Return the width of lines that go to a pipe or a file, in columns: ``COLUMNS``, or 100."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and 0 < int(given) <= _MOST_COLUMNS else _PIPE_WIDTH
 
 
 def report_lines(report: Report, width: int = 100, *, is_explained: bool = False) -> Iterator[Line]:

@@ -17,22 +17,19 @@ from rich.table import Table
 from rich.text import Text
 
 from trackside.core import text as words
-from trackside.report._plain_text import cells, chart, report_lines, spark
+from trackside.report._plain_text import cells, chart, pipe_width, report_lines, spark
 from trackside.report._report import PRODUCTIVE, Report
 from trackside.report._report import shown as bucket
 from trackside.report._top import RankNow, TopView
 from trackside.report._whatif import OUTSIDE
 
-_WIDTH: Final = 100
-"""The width of output that is not a terminal, in columns."""
-
 
 def make_console(*, width: int | None = None, file: Any = None) -> Console:
-    """Return a console on *file*, stdout unless given; without *width*, 100 columns wide if it is not a terminal."""
+    """Return a console on *file*, stdout unless given; without *width*, as wide as its terminal or as `pipe_width`."""
     file = file or sys.stdout
     console = Console(file=file, highlight=False, markup=False, emoji=False, width=width)
     if width is None and not console.is_terminal:
-        console = Console(file=file, highlight=False, markup=False, emoji=False, width=_WIDTH)
+        console = Console(file=file, highlight=False, markup=False, emoji=False, width=pipe_width())
     console.on_broken_pipe = _end
     return console
 
