@@ -313,6 +313,23 @@ class TestStreams:
 
         assert (child.returncode, err) == (2, f"trackside {command[0]}: No space left on device\n")
 
+    @pytest.mark.parametrize("arguments", [["--help"], ["tail", "--help"], ["--version"]])
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_help_to_full_disk(self, start, arguments, unbuffered):
+        """Help that cannot be written is exit code 2 and one line, too."""
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            child = start(*arguments, stdout=full, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+            _, err = child.communicate(timeout=60)
+
+        assert (child.returncode, err) == (2, "trackside: No space left on device\n")
+
+    @pytest.mark.parametrize("command", ["report", "tail", "runs"])
+    def test_closed(self, tmp_path, write_log, command):
+        """With stdout and stderr closed, a command does its work."""
+        write_log(tmp_path)
+        line = f"exec {shlex.join([sys.executable, '-m', 'trackside', command, str(tmp_path)])} >&- 2>&-"
+        assert subprocess.run(line, shell=True, check=False, timeout=60).returncode == 0  # noqa: S602
+
     def test_terminal_of_few_letters(self, start, tmp_path, write_log):
         """Letters that the terminal does not have are shown as escapes."""
         write_log(tmp_path, steps=1, texts=["loß"])

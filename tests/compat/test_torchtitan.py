@@ -307,6 +307,15 @@ class TestImport:
         ]
         assert events.repeated == 0
 
+    @pytest.mark.parametrize("text", ["", '{"another": 1}\n', "no JSON\n"])
+    def test_foreign(self, tmp_path, capsys, text):
+        """A file without any record of torchtitan's is one line and exit code 2, and nothing is said to be imported."""
+        (tmp_path / "other.jsonl").write_text(text)
+        assert main(["import", str(tmp_path / "other.jsonl"), "-o", str(tmp_path / "runs")]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert said.err.startswith(f"trackside import: {tmp_path}/other.jsonl: holds no record of torchtitan's; give")
+
     def test_nothing_there(self, tmp_path, capsys):
         """A directory without records is refused in one line, with exit code 2."""
         assert main(["import", str(tmp_path), "-o", str(tmp_path / "runs")]) == 2

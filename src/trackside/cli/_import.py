@@ -47,6 +47,11 @@ def run(options: argparse.Namespace) -> int:
         warn(f"trackside import: {problem}")
     if files.unpaired:
         warn(f"trackside import: {files.unpaired:,} record(s) of spans have no counterpart and were passed over")
+    if not sources:
+        if not files.problems:
+            remedy = "give the files of its structured_logs directory"
+            raise UnreadableError(" ".join(options.path), "holds no record of torchtitan's", remedy)
+        return UNREADABLE
     print(f"{files.records:,} records of {sources:,} process(es): {count:,} events in {printable(str(target))}")
     return UNREADABLE if files.problems else 0
 

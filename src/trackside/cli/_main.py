@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     after Ctrl-C.
     """
     command = "trackside"
+    _open_closed()
     try:
         options = _parse(arguments)
         command = f"trackside {options.command}"
@@ -108,6 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn(f"{command}: {where}{error.strerror or error}")
         return UNREADABLE
     return code
+
+
+def _open_closed() -> None:
+    """Lead stdout and stderr to the null device where they are closed; Python has None for them then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  it stays open
 
 
 def _is_ascii_terminal() -> bool:
@@ -154,6 +162,12 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=_KeepEpilog)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse passes over an error of the disk, as if the help had been written.
+        stream = file or sys.stderr
+        stream.write(message)
+        stream.flush()
+
     def error(self, message: str) -> NoReturn:
         """Print the usage of the command and *message*, and exit with code 2."""
         found = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (--?[^\s=]+)", message)
@@ -189,7 +203,7 @@ class _PrintCompletion(argparse.Action):
             if error.name != "shtab":
                 raise
             raise MissingExtraError("--print-completion", "completion", error) from error
-        print(completion_script(parser, str(values)))
+        print(completion_script(parser, str(values)), flush=True)
         parser.exit()
 
 

@@ -213,7 +213,9 @@ class TitanFiles(Iterator[Event]):
             for event in (*reader.finish(at_ns), SourceEnded(at_ns=at_ns, span_id=0, step=-1, reason="end of file")):
                 yield _stamped(event, source, next(numbers))
         self.unpaired += reader.unpaired
-        if bad:
+        if bad and source is None:
+            self.problems.append(UnreadableError(str(path), "holds no record of torchtitan's", _STRUCTURED_LOGS))
+        elif bad:
             listed = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
             what = f"{bad_lines:,} line(s) hold no record of torchtitan's: {listed}"
             self.problems.append(UnreadableError(str(path), what, "all others were read"))
