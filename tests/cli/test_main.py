@@ -166,6 +166,22 @@ class TestCompletion:
         done = subprocess.run(["bash", "-c", script + asked], capture_output=True, text=True, check=True, timeout=60)
         assert sorted(done.stdout.split()) == completed
 
+    @pytest.mark.parametrize("typed", ["report", "compare", "compare runs", "attach", "ctl", "top", "trace runs -o"])
+    def test_paths(self, typed, tmp_path, capsys):
+        """Paths are completed wherever a command takes one."""
+        pytest.importorskip("shtab", reason="shtab is not installed in this environment")
+        (tmp_path / "runs").mkdir()
+        with pytest.raises(SystemExit):
+            main(["--print-completion", "bash"])
+        words = ["trackside", *typed.split(), "ru"]
+        asked = f"""
+            COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
+            _shtab_trackside; printf '%s\n' "${{COMPREPLY[@]}}"
+        """
+        line = ["bash", "-c", capsys.readouterr().out + asked]
+        done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path)
+        assert done.stdout.split() == ["runs"]
+
     def test_fish(self, capsys):
         """There is a script for fish too."""
         shtab = pytest.importorskip("shtab", reason="shtab is not installed in this environment")

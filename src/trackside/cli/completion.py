@@ -9,7 +9,11 @@ import shtab
 
 from trackside.events import ConfigError
 
-_COMPLETED: Final = {"PATH": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+_COMPLETED: Final = {
+    **dict.fromkeys(("PATH", "FILE", "ENDPOINT", "A B"), shtab.FILE),
+    **dict.fromkeys(("DIR", "PLACE"), shtab.DIRECTORY),
+}
+"""What the shell completes for an argument whose name in the help contains the word."""
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
