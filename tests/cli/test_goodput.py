@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trackside.bus import Bus
-from trackside.cli._goodput import _shares
+from trackside.cli._goodput import _buckets
 from trackside.events import IterationEnded, Source, SourceEnded, UnreadableError
 from trackside.handlers import EventLog, replay
 from trackside.testing import FakeClock
@@ -123,7 +124,7 @@ class TestText:
             "  productive                 15 s   30.6 %",
             "  first step                 10 s   20.4 %  PROGRAM_STARTUP",
             "  restart downtime            8 s   16.3 %  INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
-            "  recomputed steps            6 s   12.3 %  WASTED_PROGRESS_FROM_DISRUPTION",
+            "  recomputed steps            6 s   12.2 %  WASTED_PROGRESS_FROM_DISRUPTION",
             "  before the first step       5 s   10.2 %  BEFORE_FIRST_STEP",
             "  waiting for data            2 s    4.1 %  DATA_LOADING_SYNC",
             "  startup                     2 s    4.1 %  TRAINING_PREP",
@@ -163,7 +164,7 @@ class TestText:
         assert problems == [
             "problems",
             "  1 × a record with unknown keys",
-            "  1 × an attempt that fell silent without an end",
+            "  1 × an attempt without an end: it runs, or fell silent",
         ]
         assert "  the session has not ended well: it runs, died, or its log is torn" in outcome.lines
 
@@ -198,19 +199,13 @@ class TestPage:
         assert command("goodput", sample[0]).out == sample[1]
 
 
-class TestShares:
-    @pytest.mark.parametrize("lengths", [[1.0, 1.0, 1.0], [2.0, 1.0] * 7, [1e9, 1e-9], [1 / 3] * 999])
-    def test_whole(self, lengths):
-        """The shares add up to the whole and are off by less than the last digit, the productive one by half of it."""
-        shares = _shares(lengths, len(lengths) - 1)
+def test_rounded_as_in_the_report():
+    """Each share is rounded on its own, as in the report: three equal ones are 33.3 % each."""
+    account = SimpleNamespace(productive_s=1.0, named_badput_s={"OTHER": 1.0, "VALIDATION": 1.0}, elapsed_s=3.0)
+    rows = list(_buckets(account))
 
-        assert sum(shares) == 1000
-        assert max(abs(a - 1000 * b / sum(lengths)) for a, b in zip(shares, lengths, strict=True)) < 1
-        assert abs(shares[-1] - 1000 * lengths[-1] / sum(lengths)) <= 0.5
+    assert [re.search(r"([0-9.]+) %", row)[1] for row in rows] == ["33.3", "33.3", "33.3", "100.0"]
 
-    def test_nothing(self):
-        """The shares of a total of zero are all zero."""
-        assert _shares([0.0, 0.0], 0) == [0, 0]
 
 
 class TestJson:
@@ -256,7 +251,7 @@ class TestJson:
 
         printed = json.loads(outcome.out)
         assert (printed["elapsed_s"], "problems" in printed) == (46.0, False)
-        assert outcome.err == "trackside goodput: 1 × an attempt that fell silent without an end\n"
+        assert outcome.err == "trackside goodput: 1 × an attempt without an end: it runs, or fell silent\n"
 
 
 class TestStretch:
@@ -406,7 +401,7 @@ class TestInput:
                 steps = sum(isinstance(event, IterationEnded) for event in readable_events(runs))
                 has_ended = any(isinstance(event, SourceEnded) for event in readable_events(runs))
                 assert f", {2 * steps} s of " in outcome.lines[0]
-                assert ("fell silent without an end" in outcome.out) is not has_ended
+                assert ("an attempt without an end" in outcome.out) is not has_ended
                 printed.add((steps, has_ended))
         assert (2, False) in printed
 

@@ -6,6 +6,7 @@ import html
 import json
 import re
 import time
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -24,7 +25,9 @@ from trackside.events import (
     UnknownEvent,
     UnreadableError,
 )
+from trackside.handlers.models.scores import Straggler
 from trackside.report import read_report, report_page
+from trackside.report._build import Episodes, late_by_windows
 from trackside.report._html import heat
 from trackside.report._plain_text import report_lines
 from trackside.report._report import CounterRow, Heatmap, Part
@@ -470,3 +473,34 @@ class TestText:
         text = printed(read_report(hostile))
         assert "\x1b" not in text
         assert r"\x1b[2J" in text
+
+
+def test_lateness_without_windows():
+    """The lateness of a rank is that of the steps whose windows are there: steps between them do not count as zero."""
+    slow = Straggler(
+        rank=1,
+        node="node-1",
+        kind="relative",
+        what="section forward",
+        score=0.5,
+        lost_s_per_step=0.01,
+        since_window=0,
+        since_step=0,
+    )
+    episodes = Episodes()
+    for window in (0, 9):
+        first = window * 10
+        episodes.add(
+            SimpleNamespace(
+                attempt=0,
+                window=window,
+                start_ns=0,
+                first_step=first,
+                last_step=first + 9,
+                is_closed=True,
+                stragglers=[slow],
+            )
+        )
+    (late,) = late_by_windows(episodes, set())
+    assert late.lateness_ns == pytest.approx(10e6)
+    assert late.lost_s == pytest.approx(0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
@@ -203,8 +203,6 @@ def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
 
 
 _BAR_WIDTH: Final = 60
-_WHOLE: Final = 1000
-"""100 % in tenths of a percent."""
 _INDENT: Final = "  "
 
 
@@ -258,7 +256,7 @@ def _bar(goodput: float | None) -> str:
 
 
 def _buckets(result: GoodputResult) -> Iterator[str]:
-    """Yield a line for each bucket with time in it, the largest first, and the total of the shown percentages."""
+    """Yield a line for each bucket with time in it, the largest first, and the total; shares are as in the report."""
     rows = [("productive", "", result.productive_s)]
     for name, length in result.named_badput_s.items():
         if isinstance(length, dict):
@@ -266,34 +264,16 @@ def _buckets(result: GoodputResult) -> Iterator[str]:
         elif length:
             rows.append((shown(name).name, name, length))
     rows.sort(key=lambda row: -row[2])
-    productive = next(at for at, row in enumerate(rows) if not row[1])
-    shares = _shares([length for _, _, length in rows], productive)
+    total = sum(length for _, _, length in rows)
     width = max(len(bucket) for bucket, _, _ in rows)
-    for (bucket, name, length), tenths in zip(rows, shares, strict=True):
-        yield f"{_row(bucket, width, length, tenths)}  {name}".rstrip()
-    yield _row("total", width, result.elapsed_s, sum(shares))
+    for bucket, name, length in rows:
+        yield f"{_row(bucket, width, length, total)}  {name}".rstrip()
+    yield _row("total", width, result.elapsed_s, total)
 
 
-def _row(bucket: str, width: int, length: float, tenths: int) -> str:
-    return f"{_INDENT}{bucket:<{width}}  {words.seconds(length):>8}  {tenths / 10:>5.1f} %"
-
-
-def _shares(lengths: Sequence[float], productive: int) -> list[int]:
-    """
-    Return the share of each of *lengths*, in tenths of a percent, rounded so that they add up to 100 %.
-
-    The share at index *productive* is rounded to the nearest, like the goodput in the first line.
-    """
-    total = sum(lengths)
-    if not total:
-        return [0] * len(lengths)
-    exact = [_WHOLE * length / total for length in lengths]
-    shares = [int(share) for share in exact]
-    shares[productive] = round(exact[productive])
-    rest = sorted(range(len(exact)), key=lambda place: shares[place] - exact[place])
-    for place in [place for place in rest if place != productive][: _WHOLE - sum(shares)]:
-        shares[place] += 1
-    return shares
+def _row(bucket: str, width: int, length: float, total: float) -> str:
+    share = words.percent(length / total if total else 0.0)
+    return f"{_INDENT}{bucket:<{width}}  {words.seconds(length):>8}  {share:>7}"
 
 
 def _steps(result: GoodputResult) -> Iterator[str]:

@@ -198,6 +198,8 @@ class Episode:
     since_step: int
     since_ns: int
     until_step: int = -1
+    steps: int = 0
+    """The number of steps in the windows; those between them are not known."""
     lost_s: float = 0.0
 
 
@@ -228,7 +230,9 @@ class Episodes:
             since_ns = self._starts.get((report.attempt, one.since_window), report.start_ns)
             episode = self.found[one.rank, what] = Episode(one.rank, one.node, what, first_step, since_ns)
         episode.until_step = report.last_step
-        episode.lost_s += one.lost_s_per_step * max(1, report.last_step - first_step + 1)
+        steps = max(1, report.last_step - first_step + 1)
+        episode.steps += steps
+        episode.lost_s += one.lost_s_per_step * steps
 
 
 _MOST_LATE: Final = 100
@@ -262,7 +266,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
             where=one.what,
             own_ns=0.0,
             peers_ns=0.0,
-            lateness_ns=one.lost_s * 1e9 / max(1, one.until_step - one.since_step + 1),
+            lateness_ns=one.lost_s * 1e9 / one.steps,
             since_step=one.since_step,
             since_ns=one.since_ns,
             until_step=one.until_step,

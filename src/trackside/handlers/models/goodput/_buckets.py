@@ -156,7 +156,7 @@ class Problem:
     DROPPED: Final = "an event that was given up for lack of room"
     SECOND_WRITER: Final = "a second process of the same rank at the same time"
     OVERLAPPING_ATTEMPTS: Final = "an attempt that began before the last one fell silent"
-    NO_GOOD_END: Final = "an attempt that fell silent without an end"
+    NO_GOOD_END: Final = "an attempt without an end: it runs, or fell silent"
     OTHER_SESSIONS: Final = "another session"
     NAME_USED_AGAIN: Final = "a run that began anew after a good end: the session's name may have been used again"
     OTHER_RANKS: Final = "a rank of which no events are here: the figures are of the others alone"

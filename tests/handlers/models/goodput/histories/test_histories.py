@@ -144,4 +144,4 @@ class TestHistories:
             result = feed(*streams).result()
 
             assert (history, result.spent_ns) == (history, expected(streams))
-            assert result.has_ended or "an attempt that fell silent without an end" in result.problems
+            assert result.has_ended or "an attempt without an end: it runs, or fell silent" in result.problems
