@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from processes import of
-from trackside.cli._collect import Notices
+from trackside.cli._collect import Notices, _greet
 from trackside.events import RankFellSilent, Source, StallDetected
+from trackside.handlers.zeromq import Collector
 
 
 def stall(text="here"):
@@ -59,3 +62,16 @@ class TestNotices:
         (line,) = capsys.readouterr().err.splitlines()
         assert len(line) == 1_000
         assert "\x1b" not in line
+
+
+def test_read_back(socket_directory, tmp_path, write_log, capsys):
+    """What is said to be read back of earlier logs are the events of ranks, as in the totals at the end."""
+    write_log(tmp_path / "logs", rank=0)
+    write_log(tmp_path / "logs", rank=1, role="collector")
+    collector = Collector(f"ipc://{socket_directory}/ranks", log=tmp_path / "logs")
+    try:
+        _greet(collector, SimpleNamespace(log="logs", keys=None, insecure=False))
+        known = collector.totals()
+    finally:
+        collector.close()
+    assert capsys.readouterr().out.startswith(f"read back {known['events']} events of 1 source(s) from logs\n")

@@ -190,6 +190,14 @@ class TestHtml:
         assert "there is a page for each run: name a directory for them, as runs/" in outcome.err
 
 
+def test_nothing_yet(command, tmp_path):
+    """Of a log that holds nothing yet the list says so."""
+    (tmp_path / "begun.tslog").touch()
+    outcome = command("runs", tmp_path)
+
+    assert (outcome.code, outcome.out, outcome.err) == (0, "no event yet\n", "")
+
+
 class TestUnreadable:
     def test_in_part(self, command, tmp_path, readable, unreadable):
         """Unreadable files are one line each and exit code 2; the rest is listed."""

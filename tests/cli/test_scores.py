@@ -110,6 +110,14 @@ class TestText:
         assert lines[0] == "run run-1: window 3, steps 300 to 399, attempt 0, 2 of 3 rank(s), still open"
         assert "  all: rank silent, rank(s) 2" in lines
 
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_unknown_group(self, command, runs, options):
+        """A key that no window has is one line with the keys that there are, and exit code 2."""
+        outcome = command("scores", runs, "--group", "stagge", *options)
+
+        assert outcome.code == 2
+        assert outcome.err == "trackside scores: --group: got 'stagge'; there is stage: all ranks were compared\n"
+
     def test_group(self, command, runs):
         """A rank alone in its group can be slow only by comparison with its own past."""
         lines = command("scores", runs, "--group", "stage").lines

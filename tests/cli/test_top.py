@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import textwrap
 import threading
 from types import SimpleNamespace
 
@@ -32,6 +34,23 @@ def test_says_the_end_once(start, tmp_path, write_log):
     out, _ = start("top", "--plain", tmp_path).communicate(timeout=60)
 
     assert [", ended, " in line for line in out.splitlines()].count(True) == 1
+
+
+def test_says_the_death_once(start, tmp_path):
+    """The line of a job whose rank died is printed once, too."""
+    job = """
+        import os, signal, sys, trackside
+        trackside.start(sys.argv[1], report=False)
+        with trackside.training_iteration(step=0):
+            pass
+        trackside.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(job), tmp_path], check=False, timeout=60)
+
+    out, _ = start("top", "--plain", tmp_path).communicate(timeout=60)
+
+    assert out.count("0 of 1 rank alive") == len(out.splitlines()) == 1
 
 
 def test_once_in_part(command, readable, unreadable):

@@ -148,8 +148,8 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
     for problem in restored.problems:
         warn(f"trackside collect: {problem}")
     if restored.frames:
-        known = collector.totals()["sources"]
-        print(f"read back {restored.events:,} events of {known:,} source(s) from {options.log}")
+        known = collector.totals()  # without the collector's own events, as at its end
+        print(f"read back {known['events']:,} events of {known['sources']:,} source(s) from {options.log}")
     safety = f" --keys {options.keys}" if options.keys else " --insecure" if options.insecure else ""
     endpoint = paste_ready(collector.endpoint)
     print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}")

@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
         count = sum(len(session.runs) for session in report.sessions)
         print(printable(f"{plural(count, 'run')}: {Path(options.html) / 'index.html'}"))
     else:
-        print("\n".join(map(printable, _lines(report))))
+        for line in _lines(report):
+            print(printable(line))
     for problem in report.problems:
         warn(f"trackside runs: {problem}")
     return UNREADABLE if report.problems else 0
@@ -93,7 +94,10 @@ def _lines(report: RunsReport) -> Iterator[str]:
                 yield from (f"      {line}" for line in _state_lines(attempt, report.newest_ns))
             if run.exit_status is not None:
                 yield f"      trackside run saw the program exit with {exit_words(run.exit_status)}"
-    yield f"newest event: {clock(report.newest_ns, has_ms=True)}"
+    if report.newest_ns is not None:
+        yield f"newest event: {clock(report.newest_ns, has_ms=True)}"
+    elif not report.problems:
+        yield "no event yet"
 
 
 def _attempt_line(run: RunOutline, attempt: AttemptOutline) -> str:

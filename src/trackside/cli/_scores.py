@@ -13,6 +13,7 @@ from trackside.cli._print import add_paths, json_text, readable, report_unread
 from trackside.core import text as words
 from trackside.core.text import printable, ranges
 from trackside.events import (
+    ConfigError,
     Event,
     GpuTimingUnavailable,
     KernelWindow,
@@ -69,9 +70,12 @@ def run(options: argparse.Namespace) -> int:
     """Replay the windows and print their scores."""
     recorded = replay(*options.path, to=_READ)
     shown = _Json(options.window) if options.json else _Text(options.window)
-    _score(readable(recorded), options.group, shown.add)
+    keys = _score(readable(recorded), options.group, shown.add)
     shown.finish()
     code = report_unread("scores", recorded)
+    if options.group and options.group not in keys and shown.count:
+        there = f"there is {', '.join(sorted(keys))}" if keys else "no window has a key"
+        raise ConfigError("--group", options.group, f"{there}: all ranks were compared")
     if not shown.count and not code:
         what = "any window" if options.window is None else f"a window {options.window}"
         raise UnreadableError(
@@ -80,10 +84,18 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _score(events: Iterator[Event], group: str, add: Add) -> None:
-    """Call *add* with the last report of each window, in each run in the order in which they become final."""
+def _score(events: Iterator[Event], group: str, add: Add) -> set[str]:
+    """
+    Call *add* with the last report of each window, in each run in the order in which they become final.
+
+    Returns:
+        The keys of the windows' groups.
+    """
     runs: dict[str, ScoreAggregator] = {}
+    keys: set[str] = set()
     for event in events:
+        if isinstance(event, (SectionWindow, KernelWindow)):
+            keys.update(event.groups)
         run_id = event.source.run_id
         aggregator = runs.get(run_id)
         if aggregator is None:
@@ -96,6 +108,7 @@ def _score(events: Iterator[Event], group: str, add: Add) -> None:
     for run_id, aggregator in runs.items():
         for report in aggregator.result().windows:
             add(run_id, report)
+    return keys
 
 
 class _Json:

@@ -197,13 +197,17 @@ def _growing(
 
     def read(timeout_s: float) -> bool:
         nonlocal heard_s
+        is_young = False
         for event in take(timeout_s):
             consume(event)
             heard_s = time.monotonic()
-            top.is_ready = top.is_ready or time.time_ns() - event.at_ns < _LATE_S * 1e9
+            is_young = is_young or time.time_ns() - event.at_ns < _LATE_S * 1e9
         quiet_s = time.monotonic() - heard_s
-        top.is_ready = top.is_ready or quiet_s > _LATE_S
-        return ends_with_job and quiet_s > _QUIET_S and top.is_over(time.time_ns())
+        is_asked = ends_with_job and (not top.is_ready or quiet_s > _QUIET_S)
+        is_over = is_asked and top.is_over(time.time_ns())
+        # Of a job that is over, only the last view is shown.
+        top.is_ready = top.is_ready or ((is_young or quiet_s > _LATE_S) and not is_over)
+        return is_over and quiet_s > _QUIET_S
 
     return read
 

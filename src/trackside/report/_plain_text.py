@@ -40,6 +40,8 @@ _LEAST_SHARE: Final = 0.0005
 _SLOW: Final = 0.75
 _VERDICT_STYLES: Final = {"good": "bold green", "bad": "bold red", "running": "bold yellow"}
 _NARROW: Final = 40
+_MARKS: Final = {"end": "lost rank"}
+"""The words for kinds of marks that the kind alone does not explain."""
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ns|µs|ms|s|min|h|days?|[KMG]iB|steps?)\b))")
 
 
@@ -226,7 +228,8 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
         yield [(f"  {not_drawn_words(report)}", "bold red")]
     kinds: dict[str, int] = {}
     for mark in report.marks:
-        kinds[mark.kind] = kinds.get(mark.kind, 0) + 1
+        kind = _MARKS.get(mark.kind, mark.kind)
+        kinds[kind] = kinds.get(kind, 0) + 1
     if kinds:
         yield [("  " + ", ".join(words.plural(count, kind) for kind, count in kinds.items()), "dim")]
 

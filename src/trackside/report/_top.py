@@ -644,7 +644,7 @@ def line(view: TopView) -> str:
         parts.append(f"{view.steps_per_s:.2f} steps/s")
     if view.goodput is not None:
         parts.append(f"goodput {100 * view.goodput:.1f} %")
-    parts.append("ended" if view.has_ended else f"{view.alive} of {view.ranks} ranks alive")
+    parts.append("ended" if view.has_ended else f"{view.alive} of {words.plural(view.ranks, 'rank')} alive")
     parts += [f"rank {one.rank} {one.why}" for one in view.worst[:2]]
     parts += [f"rank {one.rank} in {one.name}" for one in view.open[:1]]
     parts.append(f"{view.lost} lost")
