@@ -65,7 +65,7 @@ class TestNotices:
 
 
 def test_read_back(socket_directory, tmp_path, write_log, capsys):
-    """What is said to be read back of earlier logs are the events of ranks, as in the totals at the end."""
+    """Of earlier logs the events of ranks are said to be read back, as in the totals at the end."""
     write_log(tmp_path / "logs", rank=0)
     write_log(tmp_path / "logs", rank=1, role="collector")
     collector = Collector(f"ipc://{socket_directory}/ranks", log=tmp_path / "logs")

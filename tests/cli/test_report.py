@@ -128,12 +128,13 @@ class TestTrace:
 
     @pytest.mark.parametrize("name", [".", "/", "pipe", "-"])
     def test_no_file(self, readable, command, tmp_path, monkeypatch, name):
-        """What is no regular file is not replaced: one line, exit code 2."""
+        """A directory, a pipe or a hyphen is not replaced by a trace: one line, exit code 2."""
         monkeypatch.chdir(tmp_path)
         os.mkfifo("pipe")
         before = sorted(tmp_path.iterdir())
         outcome = command("trace", readable, "-o", name)
-        assert (outcome.code, outcome.err) == (2, f"trackside trace: {name}: is no regular file; give another -o FILE\n")
+        assert outcome.code == 2
+        assert outcome.err == f"trackside trace: {name}: is no regular file; give another -o FILE\n"
         assert sorted(tmp_path.iterdir()) == before
 
     def test_damaged(self, damaged, command, tmp_path):

@@ -75,7 +75,7 @@ class TestRun:
         assert done.stdout == ""
 
     def test_clock_of_earlier_job(self, command, job, write_log, tmp_path):
-        """The report at the end is on the job, though the directory has logs that a clock ahead of its own has dated."""
+        """The report at the end is on the job, though the directory has logs dated by a clock that was ahead."""
         write_log(tmp_path / "logs", offset_ns=100 * 365 * 86_400 * 10**9)
         command = [word for word in command if word != "--no-report"]
         done = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60)

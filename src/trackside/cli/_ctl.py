@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for", dest="seconds", type=positive, metavar="SECONDS", help="end what is asked after so long"
     )
     parser.add_argument("--keys", metavar="DIR", help="a directory with the control key")
-    parser.add_argument("--timeout", type=positive, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
+    parser.add_argument(
+        "--timeout", type=positive, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(parser=parser)
 

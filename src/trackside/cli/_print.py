@@ -210,7 +210,7 @@ def readable(recorded: Replay) -> Iterator[Event]:
         return
 
 
-class _Read(Protocol):
+class _Result(Protocol):
     """The result of reading files, or a part of it."""
 
     @property
@@ -226,7 +226,7 @@ class _Read(Protocol):
         """The number of bytes that were passed over."""
 
 
-def report_unread(command: str, *results: _Read) -> int:
+def report_unread(command: str, *results: _Result) -> int:
     """Print unread files, losses and damage to stderr, so that a gap is not taken for silence; return the exit code."""
     problems = [problem for result in results for problem in result.problems]
     missing = sum(result.missing for result in results)

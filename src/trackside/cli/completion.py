@@ -13,7 +13,7 @@ _COMPLETED: Final = {
     **dict.fromkeys(("PATH", "FILE", "ENDPOINT", "A B"), shtab.FILE),
     **dict.fromkeys(("DIR", "PLACE"), shtab.DIRECTORY),
 }
-"""What the shell completes for an argument whose name in the help contains the word."""
+"""The kind of path that the shell completes, for each word in the names of arguments in the help."""
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:

@@ -16,7 +16,8 @@ NO_END = "a span without an end"
 
 def problems_of(result):
     """Return the faults of a log besides the missing end of the job."""
-    return {name: n for name, n in result.problems.items() if name != "an attempt without an end: it runs, or fell silent"}
+    no_end = "an attempt without an end: it runs, or fell silent"
+    return {name: n for name, n in result.problems.items() if name != no_end}
 
 
 class TestTimes:
