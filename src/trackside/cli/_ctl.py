@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Final
 
 from trackside.cli._print import add_ranks, json_text, positive, rank_set, warn
 from trackside.core.text import printable, ranges
 from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command, find_endpoints
+
+_NOBODY: Final = {"expected": 0}
+"""The values in the answer of a process that is not meant, and has nobody behind it who is."""
 
 HELP = "ask a running job how it is, or to record less"
 DESCRIPTION = (
@@ -65,7 +68,8 @@ def _ask(endpoint: str, options: argparse.Namespace, ranks: frozenset[int]) -> l
         timeout_s=options.timeout,
     )
     for outcome in outcomes:
-        print(_json(outcome) if options.json else printable(_line(outcome)))
+        if outcome.values != _NOBODY:
+            print(_json(outcome) if options.json else printable(_line(outcome)))
     return outcomes
 
 

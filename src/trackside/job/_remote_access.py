@@ -127,6 +127,10 @@ class Controls:
         self.record(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
         return done, values
 
+    def is_meant(self, verb: Verb) -> bool:
+        """Return whether this process is among those that *verb* is for."""
+        return is_target(self._source.id, self._source.rank, verb.targets)
+
     def on_verb(self, verb: Verb, by: str, is_allowed: bool, answer: Callable[[Result], object]) -> None:  # noqa: FBT001  a callback
         """
         Carry out a request, if it is meant for this process and its sender may ask, and answer. Does not wait.
@@ -138,7 +142,7 @@ class Controls:
             answer: Sends the answer; called on another thread.
         """
         source = self._source
-        if not is_target(source.id, source.rank, verb.targets):
+        if not self.is_meant(verb):
             return
 
         def reply(done: bool, values: dict[str, Any]) -> None:  # noqa: FBT001  one of two values
@@ -339,6 +343,7 @@ class RemoteAccess:
 
     def __init__(self, config: Remote, *, bus: Bus, source: Source, directory: Path) -> None:
         self._bus = bus
+        self._source = source
         self._publishers: list[Publisher] = []
         self._controls = Controls(bus, source)
         self._notes: list[EndpointFile] = []
@@ -454,6 +459,10 @@ class RemoteAccess:
                 is_allowed, by = publisher.safety.takes_control, "the collector"
             else:
                 is_allowed, by = may_command(publisher.safety, user), user or "this machine"
+                if not self._controls.is_meant(verb):  # the asker waits for an answer
+                    result = Result(verb.request, self._source.id, done=True, values={"expected": 0})
+                    publisher.server.answer(address, result)
+                    return
             self._controls.on_verb(verb, by, is_allowed, partial(publisher.server.answer, address))
 
         publisher = Publisher(

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from trackside.bus import Bus
+from trackside.cli import main
 from trackside.events import ConfigError, ControlUsed, IterationEnded, Source, UnreadableError
 from trackside.handlers.zeromq import VERBS, EndpointFile
 from trackside.handlers.zeromq import command as command_within
@@ -308,6 +309,15 @@ class TestCommandLine:
         )
 
         assert (ended.returncode, ended.stdout.split()) == (0, ["rank", "3", "done", "every=7"])
+
+    def test_rank_of_a_directory(self, jobs, tmp_path, capsys):
+        """Of the jobs that write to a directory, the one with the rank does what is asked; the other is no failure."""
+        for rank in (1, 3):
+            EndpointFile(tmp_path, Source(rank=rank), jobs(rank=rank).endpoint)
+
+        assert main(["ctl", str(tmp_path), "sample", "7", "--ranks", "3", "--timeout", "15"]) == 0
+
+        assert capsys.readouterr().out.split() == ["rank", "3", "done", "every=7"]
 
     def test_verbs_are_these(self):
         """
