@@ -42,12 +42,17 @@ class Side:
     steps: int
     step_p50_s: float | None
     """The median step time, as in the report; None without steps."""
-    problems: tuple[str, ...]
+    unread: tuple[str, ...]
     """The reasons why whole files were not read."""
     missing: int
     """The number of events that are known to be missing from the files."""
     damaged_bytes: int
     """The number of bytes of the files that were passed over."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The reasons why whole files were not read, as a replay names them."""
+        return self.unread
 
 
 @attrs.frozen(kw_only=True)
@@ -249,7 +254,7 @@ def _read(selected: Selected, progress: Progress | None) -> _Read:
         ranks=len({process.source.rank for process in mains}),
         steps=sum(len(process.lengths.lengths_ns) * process.lengths.block for process in mains if process.lengths),
         step_p50_s=step_time(mains).p50_s,
-        problems=tuple(str(problem) for problem in recorded.problems),
+        unread=tuple(str(problem) for problem in recorded.problems),
         missing=recorded.missing,
         damaged_bytes=recorded.damaged_bytes,
     )
