@@ -243,6 +243,26 @@ class TestStart:
             said.append(re.search(r"(\d+) test\.\S*said", capsys.readouterr().err).group(1))
         assert said == ["3", "2"]
 
+    def test_losses_of_a_second_job(self, run, bus, capsys):
+        """The summary of a job has the losses of that job, not those of an earlier one in this process."""
+        lost = []
+        for text in (object(), "no object"):
+            with run(report=True):
+                bus.log(Said(text=text))
+            lost.append(re.search(r"  lost +(.*)", capsys.readouterr().err).group(1))
+        assert re.match(r"EventLog 1 of \d+ events, ", lost[0])
+        assert lost[1] == "nothing"
+
+    def test_heartbeats_of_a_second_job(self, run, bus):
+        """The heartbeats of a job count the events of that job, from which its report tells what is missing."""
+        with run():
+            bus.log(Said(text=object()))
+        with run() as job:
+            pass
+        counts = [beat.counts for beat in recorded(job, Heartbeat)]
+        assert counts[0]["published"] == 0
+        assert counts[-1]["invalid"] == 0
+
     def test_nothing_stays(self, run, bus):
         """A closed job leaves no subscriber, no thread of its own and no environment variable for children."""
         with run():

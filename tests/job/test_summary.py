@@ -82,7 +82,7 @@ class TestSummarize:
         stats = BusStats(
             handlers=(
                 HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, dropped=500),
-                HandlerStats(name="acme.Stalled", runs_on="worker", logged=9, handled=9, unfinished=True),
+                HandlerStats(name="acme.Stalled", runs_on="worker", logged=9, handled=9, unfinished=1),
                 HandlerStats(name="acme.Behind", runs_on="dispatcher", logged=10, handled=7, in_queue=3),
             )
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -44,9 +45,9 @@ class HandlerStats(Value):
     in_queue: int = 0
     """Not yet read."""
     last_error: str = ""
-    unfinished: bool = False
+    unfinished: int = 0
     """
-    The handler did not return from its last event, or was not closed, in time; events that it held may be lost too.
+    How often it did not return from its last event, or was not closed, in time; events that it held may be lost too.
     """
 
     @property
@@ -71,15 +72,32 @@ class HandlerStats(Value):
     def plus(self, other: HandlerStats) -> HandlerStats:
         """Return the sum of both, under this one's name."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
-        return attrs.evolve(
-            self,
-            **counts,
-            last_error=other.last_error or self.last_error,
-            unfinished=self.unfinished or other.unfinished,
-        )
+        return attrs.evolve(self, **counts, last_error=other.last_error or self.last_error)
+
+    def minus(self, earlier: HandlerStats) -> HandlerStats:
+        """Return the counts since *earlier*, when they were those of the same handler."""
+        return attrs.evolve(self, **{name: getattr(self, name) - getattr(earlier, name) for name in COUNTS})
 
 
-COUNTS = ("logged", "handled", "failed", "filtered", "sampled", "dropped", "suspended", "invalid", "in_queue")
+COUNTS = (
+    "logged",
+    "handled",
+    "failed",
+    "filtered",
+    "sampled",
+    "dropped",
+    "suspended",
+    "invalid",
+    "in_queue",
+    "unfinished",
+)
+
+
+def _by_name(handlers: Iterable[HandlerStats]) -> dict[str, HandlerStats]:
+    merged: dict[str, HandlerStats] = {}
+    for stats in handlers:
+        merged[stats.name] = merged[stats.name].plus(stats) if stats.name in merged else stats
+    return merged
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -139,6 +157,28 @@ class BusStats(Value):
     def lost(self) -> int:
         """Events that some handler should have had and never will; an event lost to two handlers counts twice."""
         return sum(handler.lost for handler in self.handlers)
+
+    def since(self, earlier: BusStats) -> BusStats:
+        """
+        Return the counts since *earlier*, when they were those of the same bus; the peak is that of its whole life.
+
+        Handlers are merged by name, because those that left are. Those without an event since then are left out.
+        """
+        before = _by_name(earlier.handlers)
+        since = [
+            stats.minus(before[name]) if name in before else stats for name, stats in _by_name(self.handlers).items()
+        ]
+        return BusStats(
+            handlers=tuple(stats for stats in since if stats.logged or stats.name not in before),
+            by_type=dict(Counter(self.by_type) - Counter(earlier.by_type)),
+            dropped_by_type=dict(Counter(self.dropped_by_type) - Counter(earlier.dropped_by_type)),
+            in_queue=self.in_queue,
+            queue_peak=self.queue_peak,
+            **{name: getattr(self, name) - getattr(earlier, name) for name in _GROWING},
+        )
+
+
+_GROWING: Final = ("published", "suppressed", "after_close", "not_events", "strings_cut")
 
 
 class RetiredStatistics(Generic[S]):

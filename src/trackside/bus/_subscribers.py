@@ -455,7 +455,7 @@ class QueuedSubscriber:
             invalid=at_queue.invalid,
             in_queue=in_queue + progress.waiting,
             last_error=self.circuit_breaker.last_error or self._rule_breaker.last_error,
-            unfinished=progress.is_unfinished,
+            unfinished=int(progress.is_unfinished),
         )
 
     def _lost_by_handler(self) -> int:

@@ -35,11 +35,13 @@ class HeartbeatThread:
         bus: Bus,
         *,
         interval_s: float = 1.0,
+        read_stats: Callable[[float], BusStats] | None = None,
         read_open_spans: Callable[[], dict[str, list[Any]]] = dict,
         on_beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._bus = bus
         self._interval_s = interval_s
+        self._read_stats = read_stats or bus.stats
         self._read_open_spans = read_open_spans
         self._on_beat = on_beat
         self._stop = StopEvent()
@@ -84,7 +86,7 @@ class HeartbeatThread:
         """Publish one heartbeat; after *timeout_s* its counts need not balance, like those of `Bus.stats`."""
         if not self._bus.wants(Heartbeat):
             return
-        stats = self._bus.stats(timeout_s)
+        stats = self._read_stats(timeout_s)
         self._bus.log(
             Heartbeat(
                 sequence=self._sequence,

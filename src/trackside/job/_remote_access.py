@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from trackside._platform import user_id
-from trackside.bus import Bus, Subscription
+from trackside.bus import Bus, BusStats, Subscription
 from trackside.core import complain, described
 from trackside.events import (
     LIFECYCLE,
@@ -341,9 +341,18 @@ class RemoteAccess:
         ConfigError: An endpoint is not safe, not free or malformed.
     """
 
-    def __init__(self, config: Remote, *, bus: Bus, source: Source, directory: Path) -> None:
+    def __init__(
+        self,
+        config: Remote,
+        *,
+        bus: Bus,
+        source: Source,
+        directory: Path,
+        read_stats: Callable[[], BusStats] | None = None,
+    ) -> None:
         self._bus = bus
         self._source = source
+        self._read_stats = read_stats or bus.stats
         self._publishers: list[Publisher] = []
         self._controls = Controls(bus, source)
         self._notes: list[EndpointFile] = []
@@ -469,7 +478,7 @@ class RemoteAccess:
             endpoint,
             subscribe=subscribe,
             at_barrier=bus.at_barrier,
-            status=lambda: read_status(bus),
+            status=lambda: read_status(self._read_stats()),
             on_verb=on_verb,
             ring_bytes=self._ring_bytes,
             **options,
@@ -503,9 +512,8 @@ def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> I
         yield bus.subscribe(kind(), to=_KEPT[kind][0], min_priority=_KEPT[kind][1])
 
 
-def read_status(bus: Bus) -> dict[str, Any]:
+def read_status(stats: BusStats) -> dict[str, Any]:
     """Return the status that a job reports each second while it has a viewer."""
-    stats = bus.stats()
     return {"seq": stats.published, "counts": counts_of(stats), "open_spans": open_spans()}
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import attrs
 
 from trackside._later import load_all
-from trackside.bus import Bus, Subscription, default_bus
+from trackside.bus import Bus, BusStats, Subscription, default_bus
 from trackside.core import LateThread, Once
 from trackside.counters import CounterCollector
 from trackside.events import (
@@ -387,21 +387,27 @@ class Job:
             if redact is not None:
                 bus.redact = redact
             bus.end("succeeded by another job")  # a stream that was open before; ours begins when the log joins
-            self._earlier = bus.stats().by_type
+            self._earlier = bus.stats()
             if log is not None:
                 handlers = with_goodput_monitor(handlers, publish=bus.publish, directory=log.directory, source=source)
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
                     # One by one: if one fails, those before it must leave.
                     self._subscriptions.append(subscribed(handler, bus, source, log.directory))
                 self._subscriptions.extend(keep_for_viewers(bus, handlers, remote))  # adds each before the next
-                self._remote = RemoteAccess(remote, bus=bus, source=source, directory=log.directory)
+                self._remote = RemoteAccess(
+                    remote, bus=bus, source=source, directory=log.directory, read_stats=self._stats
+                )
             self._applied = apply(config, source, bus) if config is not None else None
             if log is not None:
                 self._system = SystemSampling(bus) if system else None
                 self._collector = bus.collect(interval_s=collect_interval_s)
                 self._check_stall = self._watch_stalls(stall_after_s)
                 self._heartbeat = HeartbeatThread(
-                    bus, interval_s=heartbeat_interval_s, read_open_spans=open_spans, on_beat=self._on_beat
+                    bus,
+                    interval_s=heartbeat_interval_s,
+                    read_stats=self._stats,
+                    read_open_spans=open_spans,
+                    on_beat=self._on_beat,
                 )
                 self._heartbeat.start()
                 self._uncaught = UncaughtExceptions(bus)
@@ -515,13 +521,17 @@ class Job:
         done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
         done = self._leave(deadline_s) and done
         # Only after every handler has left: some lose events when they leave.
-        stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
+        stats = self._stats(max(_LOOK_S, deadline_s - time.monotonic()))
         is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
         if self.log is not None and is_reported:
             elapsed_s = time.monotonic() - self._began_s
-            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done, earlier=self._earlier))
+            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
         self._be_over()
         return done
+
+    def _stats(self, timeout_s: float = 1.0) -> BusStats:
+        """Return the counts of the bus since the job began: one process may run several jobs, one after another."""
+        return self.bus.stats(timeout_s).since(self._earlier)
 
     def _all_subscriptions(self) -> list[Subscription]:
         parts = [part for part in (self._applied, self._remote) if part is not None]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
@@ -23,19 +22,13 @@ def summarize(
     elapsed_s: float,
     *,
     is_done: bool = True,
-    earlier: Mapping[str, int] | None = None,
 ) -> str:
-    """
-    Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`.
-
-    *earlier* are the numbers of events by type that the bus had before this job.
-    """
+    """Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`."""
     who = f"{source.run_id}, rank {source.rank} of {source.world_size}, attempt {source.attempt}"
     core = source.versions.get("core")
-    own = Counter(stats.by_type) - Counter(earlier or {})
     lines = [
         f"trackside: {who}, {elapsed_s:.1f} s" + (f" ({core})" if core else ""),
-        f"  events    {sum(own.values()):,}: {_listed(own)}" if own else "  events    none",
+        f"  events    {stats.published:,}: {_listed(stats.by_type)}" if stats.published else "  events    none",
     ]
     lines += [
         f"  {'counters' if not place else '':9} {_counter(snapshot)}"
