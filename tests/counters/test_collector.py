@@ -183,6 +183,31 @@ class TestCountWindows:
             for first in range(0, 10_000, 1000)
         ]
 
+    def test_totals_of_each_job(self, station):
+        """At the end of a job a window ends, too, and the totals of the next one begin at zero."""
+        counter = station.registry.counter("tokens")
+        collector = station.registry.collect(count=10)
+        counter.add(3)
+        station.registry.end_job()
+        counter.add(4)
+        collector.close()
+
+        assert [(window.total_count, window.total_sum) for window in station.windows("tokens")] == [(1, 3), (1, 4)]
+
+    def test_totals_since_it_was_made(self, station):
+        """Count, sum and extremes of an instrument itself are those of all jobs: here of 4, 1 and 2."""
+        loss = station.registry.stat("loss", aggregations=["min", "max"])
+        loss.record(4.0)
+        station.registry.end_job()
+        loss.record(1.0)
+        station.registry.end_job()
+        loss.record(2.0)
+        of_all, of_job = loss.snapshot(), loss.snapshot(of_job=True)
+
+        assert (loss.count, loss.sum) == (3, 7.0)
+        assert (of_all.count, of_all.sum, of_all.last, of_all.minimum, of_all.maximum) == (3, 7.0, 2.0, 1.0, 4.0)
+        assert (of_job.count, of_job.sum, of_job.last, of_job.minimum, of_job.maximum) == (1, 2.0, 2.0, 2.0, 2.0)
+
     def test_totals_as_of_the_window(self, station):
         """The totals of a window are those at its own end, though more had been added when it was published."""
         station.add("x", 10)

@@ -253,13 +253,25 @@ class TestStart:
         assert re.match(r"EventLog 1 of \d+ events, ", lost[0])
         assert lost[1] == "nothing"
 
+    def test_counters_of_a_second_job(self, run, bus, capsys):
+        """The totals of a counter, in windows and in the summary, are those of the job, not of an earlier one, too."""
+        tokens = bus.counter("tokens")
+        said = []
+        for amounts in ((1, 2), (2, 3)):
+            with run(report=True) as job:
+                for amount in amounts:
+                    tokens.add(amount)
+            said.append(re.search(r"tokens: (\d+)", capsys.readouterr().err).group(1))
+        assert [window.total_sum for window in recorded(job, CounterWindow)] == [3, 5]
+        assert said == ["3", "5"]
+
     def test_heartbeats_of_a_second_job(self, run, bus):
         """The heartbeats of a job count the events of that job, from which its report tells what is missing."""
         with run():
             bus.log(Said(text=object()))
         with run() as job:
             pass
-        counts = [beat.counts for beat in recorded(job, Heartbeat)]
+        counts = [beat.counts for beat in recorded(job, Heartbeat) if beat.source.id == job.source.id]
         assert counts[0]["published"] == 0
         assert counts[-1]["invalid"] == 0
 

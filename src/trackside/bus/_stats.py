@@ -47,7 +47,8 @@ class HandlerStats(Value):
     last_error: str = ""
     unfinished: int = 0
     """
-    How often it did not return from its last event, or was not closed, in time; events that it held may be lost too.
+    The times that it did not return from its last event, or was not closed, in time; events that it held may be lost
+    too.
     """
 
     @property

@@ -16,7 +16,7 @@ from trackside._free_threading import FREE_THREADED, LANES, shared
 from trackside._implementation import native
 from trackside.core import CircuitBreaker, Closing, RateLimitedLog, ThreadSafeCount, complain, is_from_signal_handler
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
-from trackside.counters._samples import SampleChunk, SampleSummary, checked, number
+from trackside.counters._samples import SampleChunk, SampleSummary, Total, checked, number
 from trackside.events import ConfigError, Value, clock
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Instrument(Recorder):
 
     __slots__ = (
         "_by_lane",
+        "_earlier",
         "_invalid",
         "_is_stuck",
         "_lock",
@@ -186,6 +187,8 @@ class Instrument(Recorder):
         self._log = RateLimitedLog()
         self._refused = ThreadSafeCount()
         self._totals = SampleSummary(0)
+        self._earlier = SampleSummary(0)
+        """The totals of earlier jobs of this process; *_totals* are those since then."""
         self._windows: tuple[CollectorWindow, ...] = ()
         self._taken: list[Any] = []
         self._marks: tuple[Any, ...] | None = None
@@ -269,7 +272,15 @@ class Instrument(Recorder):
         windows = self._windows
         self._marks = (
             [(window, window.state()) for window in windows],
-            (self._totals.copy(), windows, self._needs, self._needs_samples, self._invalid, self._reason),
+            (
+                self._totals.copy(),
+                self._earlier,
+                windows,
+                self._needs,
+                self._needs_samples,
+                self._invalid,
+                self._reason,
+            ),
             len(self.closed),
         )
         taken = self._taken
@@ -298,7 +309,15 @@ class Instrument(Recorder):
         """Restore the state before a fold that was interrupted. If interrupted itself, the next fold repeats it."""
         for window, state in windows:
             window.restore(state)
-        self._totals, self._windows, self._needs, self._needs_samples, self._invalid, self._reason = own
+        (
+            self._totals,
+            self._earlier,
+            self._windows,
+            self._needs,
+            self._needs_samples,
+            self._invalid,
+            self._reason,
+        ) = own
         del self.closed[closed:]
 
     def _check(self, samples: list[Any]) -> None:
@@ -323,22 +342,22 @@ class Instrument(Recorder):
     def count(self) -> int:
         """The number of values recorded since the instrument was made."""
         self.fold(timeout_s=LOCK_TIMEOUT_S)
-        return self._totals.count
+        return self._earlier.count + self._totals.count
 
     @property
     def sum(self) -> float:
         """The sum of all values since the instrument was made; an int as long as all of them were ints."""
         self.fold(timeout_s=LOCK_TIMEOUT_S)
-        return self._totals.total.value
+        return self._earlier.plus(self._totals).total.value
 
-    def snapshot(self) -> CounterSnapshot:
-        """Return the totals since the instrument was made."""
+    def snapshot(self, *, of_job: bool = False) -> CounterSnapshot:
+        """Return the totals since the instrument was made; with *of_job*, without those of earlier jobs."""
         snapshots: list[CounterSnapshot] = []
-        self.fold(lambda: snapshots.append(self._snapshot()), timeout_s=LOCK_TIMEOUT_S)
-        return snapshots[0] if snapshots else self._snapshot()
+        self.fold(lambda: snapshots.append(self._snapshot(of_job)), timeout_s=LOCK_TIMEOUT_S)
+        return snapshots[0] if snapshots else self._snapshot(of_job)
 
-    def _snapshot(self) -> CounterSnapshot:
-        totals = self._totals
+    def _snapshot(self, of_job: bool) -> CounterSnapshot:  # noqa: FBT001  called by `snapshot` alone
+        totals = self._totals if of_job else self._earlier.plus(self._totals)
         has_extremes = totals.count and totals.needs & EXTREMES
         return CounterSnapshot(
             name=self.name,
@@ -355,6 +374,17 @@ class Instrument(Recorder):
         )
 
     # --- windows -----------------------------------------------------------------------------------------------
+
+    def end_job(self, end_ns: int) -> None:
+        """Close all windows, and let the totals of the next ones begin at zero, for another job of this process."""
+
+        def end() -> None:
+            for window in self._windows:
+                window.close(end_ns)
+                window.begin(end_ns, 0, Total())
+            self._earlier, self._totals = self._earlier.plus(self._totals), SampleSummary(self._totals.needs)
+
+        self.fold(end, timeout_s=LOCK_TIMEOUT_S)
 
     def attach(self, window: CollectorWindow, start_ns: int) -> bool:
         """Give *window* the values recorded from now on; False if the instrument could not be locked."""

@@ -227,9 +227,22 @@ class CounterRegistry:
         known = self._instruments.copy()
         return [known[name] for name in sorted(known) if fnmatch.fnmatchcase(name, match)]
 
-    def snapshots(self, match: str = "*") -> list[CounterSnapshot]:
-        """Return the totals of the counters, stats and gauges whose names match, by name."""
-        return [instrument.snapshot() for instrument in self.counters(match)]
+    def snapshots(self, match: str = "*", *, of_job: bool = False) -> list[CounterSnapshot]:
+        """
+        Return the totals of the counters, stats and gauges whose names match, by name.
+
+        Args:
+            match: As for `counters`.
+            of_job: Leave out what was recorded in earlier jobs of this process.
+        """
+        return [instrument.snapshot(of_job=of_job) for instrument in self.counters(match)]
+
+    def end_job(self) -> None:
+        """Publish all windows as far as they have come; the totals of the next ones begin at zero."""
+        now_ns = clock.now_ns()
+        for instrument in self.counters():
+            instrument.end_job(now_ns)
+        self._hand_out(self._collectors, LOCK_TIMEOUT_S)
 
     # --- collectors --------------------------------------------------------------------------------------------
 

@@ -271,6 +271,15 @@ class SampleSummary:
         self.total.add(chunk.total)
         self.last = chunk.last
 
+    def plus(self, later: SampleSummary) -> SampleSummary:
+        """Return count, sum, last value and, if both have them, extremes of these values and *later* ones."""
+        if not (self.count and later.count):
+            return later if later.count else self
+        both = self.copy()
+        both.needs &= later.needs & EXTREMES
+        both.add(SampleChunk.of_figures(later.count, later.total.value, later.minimum, later.maximum, later.last))
+        return both
+
     def values(self, aggregations: tuple[Aggregation, ...]) -> dict[str, float]:
         """
         Return the figures asked for, by name.

@@ -114,7 +114,10 @@ class CounterWindow(Event):
     """The window's mergeable sketch; empty if no percentile was asked for."""
     total_count: int
     total_sum: float
-    """Count and sum since the counter was made: a lost window costs resolution and never the total."""
+    """
+    Count and sum since the counter was made, or since an earlier job of the process ended: a lost window costs
+    resolution and never the total.
+    """
     non_finite: int = 0
     """Samples of the window that were NaN or infinite. NaN is in no figure above; an infinity is in all of them."""
     before_non_finite: int = 0

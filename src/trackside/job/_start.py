@@ -26,7 +26,7 @@ import attrs
 from trackside._later import load_all
 from trackside.bus import Bus, BusStats, Subscription, default_bus
 from trackside.core import LateThread, Once
-from trackside.counters import CounterCollector
+from trackside.counters import CounterCollector, CounterSnapshot
 from trackside.events import (
     ITERATION,
     ConfigError,
@@ -378,6 +378,8 @@ class Job:
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
         self._collector: CounterCollector | None = None
+        self._counters: Sequence[CounterSnapshot] | None = None
+        """The totals at the end of the job; None before."""
         self._heartbeat: HeartbeatThread | None = None
         self._remote: RemoteAccess | None = None
         self._system: SystemSampling | None = None
@@ -515,7 +517,6 @@ class Job:
         if not self._is_ending:  # else an event that is logged now would begin another stream
             self._log_last_events(timeout_s)
             self._is_ending = True
-        counters = self.bus.registry.snapshots()
         # A thread that still logs would begin another stream, in the same log.
         self.bus.end(reason, leaving=self._all_subscriptions())
         done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
@@ -525,7 +526,7 @@ class Job:
         is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
         if self.log is not None and is_reported:
             elapsed_s = time.monotonic() - self._began_s
-            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
+            _say(summarize(self.source, stats, self._counters or (), self.log, elapsed_s, is_done=done))
         self._be_over()
         return done
 
@@ -553,6 +554,9 @@ class Job:
             self._system.close(timeout_s / 10)
         if self._collector is not None:
             self._collector.close()
+        if self._counters is None:
+            self._counters = self.bus.registry.snapshots(of_job=True)
+        self.bus.registry.end_job()
         if self.bus is default_bus:
             close_section_window()  # sections publish on the default bus
         # The events that models publish when they read the last events belong before the end, too.

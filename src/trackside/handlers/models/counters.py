@@ -82,7 +82,7 @@ class CounterBoard(VersionedModel):
     """
     Keeps each counter's totals and latest window, for each source and merged.
 
-    Every window carries the totals since the counter was made, so a lost window does not change them. If two collectors
+    Every window carries the totals of its process and job, so a lost window does not change them. If two collectors
     of a process read the same counter, both sketches are merged: each value then counts twice, which does not change
     the quantiles.
     """
