@@ -28,6 +28,7 @@ from trackside.events import (
     RunsOn,
     SourceEnded,
     SourceStarted,
+    clock,
     event,
     process_source,
     set_process_source,
@@ -264,6 +265,17 @@ class TestStart:
             said.append(re.search(r"tokens: (\d+)", capsys.readouterr().err).group(1))
         assert [window.total_sum for window in recorded(job, CounterWindow)] == [3, 5]
         assert said == ["3", "5"]
+
+    def test_anchor_of_a_second_job(self, run):
+        """By its source's anchor a second job began after the first, and the same ``at_ns`` is computed from it."""
+        with run() as first:
+            pass
+        between_ns = clock.now_ns()
+        with run() as second:
+            pass
+        earlier, later = first.source.anchor, second.source.anchor
+        assert earlier.wall_ns <= between_ns <= later.wall_ns
+        assert later.wall_ns - later.mono_ns == clock.offset_ns
 
     def test_heartbeats_of_a_second_job(self, run, bus):
         """The heartbeats of a job count the events of that job, from which its report tells what is missing."""

@@ -117,7 +117,10 @@ class Source(Value):
     before_start_s: float = 0.0
     """The age of the process when the job was started, imports included, in seconds; 0 if not known."""
     anchor: clock.Anchor = attrs.field(factory=lambda: clock.process_anchor)
-    """The clock reading from which this process's ``at_ns`` is computed."""
+    """
+    The clock reading from which this process's ``at_ns`` is computed. Of a second job in one process it is moved to
+    the start of that job.
+    """
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Source:

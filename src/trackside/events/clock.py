@@ -73,6 +73,12 @@ def now_ns() -> int:
     return offset_ns + monotonic_ns()
 
 
+def anchor_of_now() -> Anchor:
+    """Return the process's anchor, moved to this moment: ``at_ns`` computed from it is the same."""
+    now = monotonic_ns()
+    return attrs.evolve(process_anchor, mono_ns=now, wall_ns=offset_ns + now)
+
+
 Follower: TypeAlias = Callable[[Callable[[], int], int], None]
 _followers: list[Follower] = []
 

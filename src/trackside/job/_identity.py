@@ -11,7 +11,7 @@ import attrs
 
 from trackside._platform import may_run, process_age_s
 from trackside.core import complain
-from trackside.events import Source, UnreadableError
+from trackside.events import Source, UnreadableError, clock
 from trackside.handlers.eventlog._format import SUFFIX
 from trackside.handlers.eventlog._reader import identify
 from trackside.instruments import parent_from
@@ -37,10 +37,14 @@ def describe(job: JobConfig | None) -> Source:
 
     *job* takes precedence, then torch.distributed if it is initialised, then the launcher's variables.
     """
+    global _is_described
+    is_first, _is_described = not _is_described, True
     given = dict(job.source_fields()) if job is not None else {}
     fields: dict[str, Any] = {
         "parent": parent_from(),
-        "before_start_s": _before_start_s(),
+        "before_start_s": _before_start_s() if is_first else 0.0,
+        # Readers take the anchor for the time when a source began.
+        "anchor": clock.process_anchor if is_first else clock.anchor_of_now(),
         **pytorch.place_in_group(),
         **given,
     }
@@ -49,12 +53,10 @@ def describe(job: JobConfig | None) -> Source:
 
 
 def _before_start_s() -> float:
-    """Return the age of this process at the first call; 0 at other calls, in a notebook and if it is not known."""
-    global _is_described
-    is_first, _is_described = not _is_described, True
+    """Return the age of this process; 0 in a notebook and if it is not known."""
     # In an interactive session, the time before the start of a job is the user's.
     is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
-    return process_age_s() or 0.0 if is_first and not is_interactive else 0.0
+    return 0.0 if is_interactive else process_age_s() or 0.0
 
 
 def place_found_late(source: Source, job: JobConfig | None) -> dict[str, Any]:
