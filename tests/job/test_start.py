@@ -817,6 +817,24 @@ for _ in range(2):
 """
 
 
+STEPS_OF_TWO_JOBS = """
+import sys
+import trackside
+for directory in sys.argv[1:]:
+    with trackside.start(directory, report=False):
+        for _ in range(2):
+            with trackside.training_iteration():
+                pass
+    print([ended.step for ended in trackside.replay(directory, to=trackside.IterationEnded)])
+"""
+
+
+def test_steps_of_two_jobs(tmp_path):
+    """Iterations without numbers are counted from 0 in each of two jobs of one process."""
+    printed, _ = in_child(STEPS_OF_TWO_JOBS, tmp_path / "first", tmp_path / "second")
+    assert printed.splitlines() == ["[0, 1]", "[0, 1]"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the age of a process is not known")
 def test_before_start(tmp_path):
     """A source says how long its process had run when its first job was started; at a second one it does not know."""

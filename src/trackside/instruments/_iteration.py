@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -47,11 +47,15 @@ def _suggest(names: Iterable[str]) -> None:
                 LOGGER.warning("iteration.set(%s=…) is recorded as an attribute; did you mean %s=?", name, meant)
 
 
-next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(
-    "trackside.next_step",
-    default=itertools.count().__next__,  # one count for all loops without numbers of their own
-)
+_steps: Final[Any] = iter(range(sys.maxsize))
+"""The one count for all loops without numbers of their own; unlike an `itertools.count`, it can be set."""
+next_step: Final[ContextVar[Callable[[], int]]] = ContextVar("trackside.next_step", default=_steps.__next__)
 """Returns the next step in the training loop around, for iterations that are not given a step."""
+
+
+def count_from_zero() -> None:
+    """Let the steps of loops without numbers of their own begin at 0 again: a job has ended."""
+    _steps.__setstate__(0)
 
 
 class Iteration(Span):
@@ -307,7 +311,8 @@ def training_iteration(
                 iteration.set(loss=train_step(batch), samples=len(batch))
 
     Args:
-        step: Its number, from 0. Unless given, the training loop around counts, from its ``train_iterations_start``.
+        step: Its number, from 0. Unless given, the training loop around counts, from its ``train_iterations_start``;
+            outside of one, iterations are counted from 0, and from 0 again when a job has ended.
         samples: Samples processed, over all ranks.
         tokens: Tokens processed, over all ranks.
         flops: Floating-point operations done by this rank.

@@ -51,6 +51,7 @@ from trackside.instruments import (
     record_exception,
     set_training_defaults,
 )
+from trackside.instruments._iteration import count_from_zero
 from trackside.instruments._moments import end_loops
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
@@ -572,6 +573,8 @@ class Job:
         self._is_closed = True
         if _running.get(self.bus) is self:
             del _running[self.bus]
+            if self.bus is default_bus:  # iterations publish on the default bus
+                count_from_zero()
         atexit.unregister(self._close_at_exit)
 
     def _leave(self, deadline_s: float) -> bool:
