@@ -277,6 +277,18 @@ class TestInstrument:
         (ended,) = trackside.replay(tmp_path / "second", to=SpanEnded)
         assert (ended.parent_span_id, ended.step) == (0, -1)
 
+    def test_loss_of_a_second_loop(self, capture):
+        """A loop has its losses also where an earlier one was not closed, as in a cell that is run again."""
+        watched = [loop_of(batches=1) for _ in range(2)]
+        handles = []
+        for model, optimizer, batches in watched:
+            handles.append(trackside.instrument(model, optimizer, batches))
+            train(model, optimizer, batches)
+        for handle in handles:
+            handle.close()
+        first, second = (event.loss for event in capture.events if isinstance(event, IterationEnded))
+        assert first == second is not None  # both begin with the same weights and samples
+
     def test_bad_forward(self, capture):
         """A forward pass that raises ends its span, and the exception is the model's own."""
         model, optimizer, _ = loop_of()

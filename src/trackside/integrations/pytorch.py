@@ -235,7 +235,7 @@ class Instrumented:
         """Open the backward pass from *loss*."""
         if self._iteration is None or threading.get_ident() != self._thread:
             return
-        if len(_instrumented) == 1:
+        if sum(one._iteration is not None for one in _instrumented) == 1:  # noqa: SLF001  our own class
             self._parts.begin_backward(loss)
             if getattr(loss, "ndim", None) == 0:
                 self._losses.append(getattr(loss, _UNSCALED, loss).detach())
