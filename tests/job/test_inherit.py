@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trackside.events import Event, Parent, Source, event, set_process_source
+from trackside.events import CounterWindow, Event, Parent, Source, event, set_process_source
 from trackside.handlers import check_logs, replay
 from trackside.job import _inherit
 from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
@@ -41,6 +41,14 @@ PROGRAM = """
     def work_with_a_job_of_its_own(directory):
         with trackside.start(directory, report=False):
             trackside.log(Said(text="own"))
+
+    def count(text):
+        trackside.counter("letters").add(len(text))
+
+    def count_and_start(directory):
+        count("abc")
+        with trackside.start(directory, report=False):
+            count("d")
 
     def do_nothing(_):
         pass
@@ -176,6 +184,33 @@ class TestChildren:
             ("main", "closed", 0),
             ("worker", "closed", 0),
         ]
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_counters(self, run, tmp_path, method):
+        """What children record in counters is in their logs, once."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False):
+                run("{method}", count, "abc", "de")
+        """
+        run(main)
+
+        windows = [window for window in replay(tmp_path / "runs", to=CounterWindow) if window.source.role == "worker"]
+        assert sorted((window.name, window.total_sum) for window in windows) == [("letters", 2), ("letters", 3)]
+
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_counters_before_a_job_of_its_own(self, run, tmp_path, method):
+        """What a child records before it turns telemetry on itself is in its parent's log, and in no other one."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False):
+                run("{method}", count_and_start, sys.argv[1] + "/../own")
+        """
+        run(main)
+
+        totals = [
+            [window.total_sum for window in replay(tmp_path / name, to=CounterWindow) if window.count]
+            for name in ("runs", "own")
+        ]
+        assert totals == [[3], [1]]
 
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_silent_child(self, run, tmp_path, method):

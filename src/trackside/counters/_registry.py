@@ -292,6 +292,20 @@ class CounterRegistry:
         self.resume()
         return collector
 
+    def collect_as_child(self) -> CounterCollector:
+        """
+        Publish one window of each instrument that has values, when the registry or the collector is closed.
+
+        So a process that multiprocessing has started afresh collects like a forked child: without a thread.
+        """
+        collector = CounterCollector(
+            interval_s=LONGEST_INTERVAL_S, count=None, match="*", aggregations=None, raw=None, on_close=self._release
+        )
+        with self._lock:
+            collector.become_child(list(self._instruments.values()))
+            self._collectors += (collector,)
+        return collector
+
     def _release(self, collector: CounterCollector) -> bool:
         with self._lock:
             before = self._collectors

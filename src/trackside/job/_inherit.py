@@ -23,6 +23,7 @@ import attrs
 
 from trackside._platform import NO_LINK, READ, lock_file, user_id
 from trackside.bus import Subscription, default_bus
+from trackside.counters import CounterCollector
 from trackside.events import Parent, Source, ambient, follow_process_source, set_process_source
 from trackside.handlers import EventLog
 
@@ -146,7 +147,7 @@ follow_process_source(_announce_again)
 
 def join_parent() -> bool:
     """Join the parent's job if multiprocessing started this process without a fork; return whether it joined."""
-    global _inherited  # noqa: PLW0603  a process inherits once
+    global _inherited, _collector  # noqa: PLW0603  a process inherits once
     note = os.environ.get(VARIABLE)
     if note is None or not _is_started_afresh() or not default_bus.is_idle:
         return False
@@ -163,18 +164,24 @@ def join_parent() -> bool:
         return False
     set_process_source(child)
     _inherited = default_bus.subscribe(log)
+    _collector = default_bus.registry.collect_as_child()
     return True
 
 
 def leave_parent() -> None:
     """Leave the parent's job, so that this process can start its own."""
-    global _inherited  # noqa: PLW0603
+    global _inherited, _collector  # noqa: PLW0603
+    if _collector is not None:
+        default_bus.registry.end_job()
+        _collector.close()
+        _collector = None
     if _inherited is not None:
         _inherited.close()
         _inherited = None
 
 
 _inherited: Subscription | None = None
+_collector: CounterCollector | None = None
 
 
 def _is_started_afresh() -> bool:
