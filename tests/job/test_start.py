@@ -299,6 +299,22 @@ class TestStart:
 
 
 class TestArguments:
+    @pytest.mark.parametrize("field", ["job", "remote", "redact", "handlers"])
+    def test_of_another_kind(self, run, bus, field):
+        """An argument of a wrong kind is an error that names it, and nothing is started."""
+        with pytest.raises(ConfigError, match=f"^{field}: got True; give a "):
+            run(**{field: True})
+
+        assert bus.is_idle
+
+    def test_handlers_of_a_generator(self, run, bus):
+        """Handlers may come from any iterable: each gets the events."""
+        captured = Capture()
+        with run(handlers=(one for one in [captured])):
+            bus.log(Said(text="hello"))
+
+        assert [said.text for said in captured.events if isinstance(said, Said)] == ["hello"]
+
     @pytest.mark.parametrize("field", ["collect_interval_s", "heartbeat_interval_s"])
     @pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "1", None])
     def test_seconds(self, run, bus, field, given):

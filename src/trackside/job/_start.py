@@ -296,6 +296,14 @@ def start(
     _check_seconds("heartbeat_interval_s", heartbeat_interval_s)
     if stall_after_s is not None:
         _check_seconds("stall_after_s", stall_after_s)
+    for field, given, is_right, remedy in (
+        ("job", job, isinstance(job, JobConfig | None), "give a trackside.JobConfig(…)"),
+        ("remote", remote, isinstance(remote, Remote | None), "give a trackside.Remote(…), as in Remote(publish=True)"),
+        ("redact", redact, redact is None or callable(redact), "give a function that takes an event and returns one"),
+        ("handlers", handlers, isinstance(handlers, Iterable), "give a list of handlers"),
+    ):
+        if not is_right:
+            raise ConfigError(field, given, remedy)
     running = _running.get(bus)
     if bus.closed:
         remedy = "close() has closed the bus for good: start Python anew, and end a job with its own close()"
@@ -318,7 +326,7 @@ def start(
         log if is_on else None,
         source=source,
         config=job,
-        handlers=handlers if is_on else (),
+        handlers=tuple(handlers) if is_on else (),
         collect_interval_s=collect_interval_s,
         heartbeat_interval_s=heartbeat_interval_s,
         stall_after_s=stall_after_s,
