@@ -187,7 +187,7 @@ class TestChildren:
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_counters(self, run, tmp_path, method):
-        """What children record in counters is in their logs, once."""
+        """Counters of children are in their logs, each value once."""
         main = f"""
             with trackside.start(sys.argv[1], report=False):
                 run("{method}", count, "abc", "de")
@@ -199,7 +199,7 @@ class TestChildren:
 
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_counters_before_a_job_of_its_own(self, run, tmp_path, method):
-        """What a child records before it turns telemetry on itself is in its parent's log, and in no other one."""
+        """Counters of a child are in its parent's log until it turns telemetry on itself, and then in its own."""
         main = f"""
             with trackside.start(sys.argv[1], report=False):
                 run("{method}", count_and_start, sys.argv[1] + "/../own")
