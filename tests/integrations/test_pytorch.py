@@ -442,6 +442,13 @@ class TestClose:
         trackside.instrument(model, optimizer, batches).close()
         assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
 
+    def test_within_a_step(self, capture):
+        """Batches that no update follows are in no step: of three, with an update every two, the last."""
+        model, optimizer, batches = loop_of(batches=3)
+        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0):
+            train(model, optimizer, batches, accumulate=2)
+        assert [event.samples for event in capture.events if isinstance(event, IterationEnded)] == [4]
+
     def test_undone(self, capture):
         """After it was closed the loop records nothing."""
         model, optimizer, batches = loop_of()

@@ -124,7 +124,7 @@ class Instrumented:
         if not _instrumented:
             _patch_torch()
         _instrumented.append(self)
-        watched_loops.append(self._end_with_job)
+        watched_loops.append(self._end_open)
 
     # --- data --------------------------------------------------------------------------------------------------
 
@@ -280,8 +280,8 @@ class Instrumented:
             iteration.set(samples=samples, loss=_mean(losses))
             iteration.__exit__(None if error is None else type(error), error, None)
 
-    def _end_with_job(self, error: BaseException | None) -> None:
-        """End the open spans when the job ends; without an error, an iteration without an update is not recorded."""
+    def _end_open(self, error: BaseException | None) -> None:
+        """End the open spans; without an error, an iteration without an update is not recorded."""
         if error is not None:
             self._parts.end_all(error)
             self._end(error)
@@ -295,11 +295,12 @@ class Instrumented:
         Restore the model, the optimizer and the data loader as they were.
 
         Args:
-            error: The exception that ended the loop; an iteration that is open then has failed.
+            error: The exception that ended the loop; an iteration that is open then has failed. Without one, an
+                iteration without an update is not recorded.
         """
         if self in _instrumented:
             _instrumented.remove(self)
-            watched_loops.remove(self._end_with_job)
+            watched_loops.remove(self._end_open)
             if not _instrumented:
                 _patches.remove()
         for hook in self._hooks:
@@ -308,10 +309,7 @@ class Instrumented:
         if getattr(type(self._dataloader), _WATCHED, False):
             object.__setattr__(self._dataloader, "__class__", self._dataloader_class)
         self._parts.end_all(error)
-        if self._iteration is not None and not self._has_own and not self._has_forward and error is None:
-            self._withdraw(self._iteration)  # the loop was left with a batch that it did not train on
-        self._end(error)
-        self._evaluation.end(error=error)
+        self._end_open(error)
 
     def __enter__(self) -> Self:
         return self
