@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -441,6 +443,16 @@ class TestClose:
         model, optimizer, batches = loop_of()
         trackside.instrument(model, optimizer, batches).close()
         assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
+
+    def test_left_out(self):
+        """A model whose loop is over is freed, without `close`."""
+        model, optimizer, batches = loop_of(batches=1)
+        trackside.instrument(model, optimizer, batches)
+        train(model, optimizer, batches)
+        freed = weakref.ref(model)
+        del model, optimizer, batches
+        gc.collect()
+        assert freed() is None
 
     def test_within_a_step(self, capture):
         """Batches that no update follows are in no step: of three, with an update every two, the last."""

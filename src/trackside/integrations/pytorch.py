@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -93,7 +94,8 @@ class Instrumented:
     """A training loop that is watched; made by `instrument`. Only one thread may use it, like the loop itself."""
 
     def __init__(self, model: Any, optimizer: Any, dataloader: Any, *, gpu: bool) -> None:
-        self._model = model
+        # A weak reference: a notebook's cell that is run again makes another model and does not close this.
+        self._model = weakref.ref(model, self._forget)
         self._dataloader = dataloader
         self._dataloader_class = type(dataloader)
         self._parts = Parts()
@@ -138,7 +140,7 @@ class Instrumented:
             except StopIteration:
                 return
             except BaseException as error:
-                if self._model.training:
+                if self._is_training():
                     data_loading().open(at_ns=begun_ns).close(error=error)
                 raise
             self._take_batch(batch, begun_ns)
@@ -148,8 +150,12 @@ class Instrumented:
                 self._leave_batch()
                 raise
 
+    def _is_training(self) -> bool:
+        model = self._model()
+        return model is not None and model.training
+
     def _take_batch(self, batch: Any, begun_ns: int) -> None:
-        if not self._model.training:
+        if not self._is_training():
             return
         # Only a batch shows that there is an iteration: the last request to a loader yields none.
         if self._has_own is None and _own_iteration() is None:
@@ -213,7 +219,7 @@ class Instrumented:
     def _before_forward(self, module: Any, inputs: Any) -> None:
         if not module.training:
             self._evaluation.begin_batch(samples_in(inputs))
-        elif module is self._model:  # the module inside, called by itself, exchanges nothing with other ranks
+        elif module is self._model():  # the module inside, called by itself, exchanges nothing with other ranks
             self._begin()
             self._has_forward = True
             self._parts.begin(span_names.MODEL_FORWARD)
@@ -289,6 +295,15 @@ class Instrumented:
             self._withdraw(self._iteration)
         self._returned = None, None
         self._evaluation.end(error=error)
+        if self not in _instrumented and self._end_open in watched_loops:
+            watched_loops.remove(self._end_open)
+
+    def _forget(self, _freed: Any = None) -> None:
+        """Watch no more, because this is closed or the model does not exist any more."""
+        if self in _instrumented:
+            _instrumented.remove(self)
+            if not _instrumented:
+                _patches.remove()
 
     def close(self, *, error: BaseException | None = None) -> None:
         """
@@ -298,11 +313,7 @@ class Instrumented:
             error: The exception that ended the loop; an iteration that is open then has failed. Without one, an
                 iteration without an update is not recorded.
         """
-        if self in _instrumented:
-            _instrumented.remove(self)
-            watched_loops.remove(self._end_open)
-            if not _instrumented:
-                _patches.remove()
+        self._forget()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
