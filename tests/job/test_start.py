@@ -227,6 +227,33 @@ class TestStart:
 
         assert job.is_open
 
+    def test_within_another_start(self, run, bus):
+        """While one call turns telemetry on, another one is refused: here one from its iterable of handlers."""
+
+        def handlers():
+            with pytest.raises(ConfigError, match="another call is turning telemetry on"):
+                run()
+            yield Capture()
+
+        assert run(handlers=handlers()).is_open
+
+    def test_while_another_job_closes(self, run, bus):
+        """A job that is being closed must be over before another one starts."""
+        answers = []
+
+        def begin_another(_):
+            if not job.is_open and not answers:
+                answers.append("started")
+                try:
+                    run()
+                except ConfigError as error:
+                    answers[:] = [error.remedy.rpartition("; ")[2]]
+
+        job = run()
+        with bus.subscribe(begin_another, to=Heartbeat):
+            job.close()
+        assert answers == ["close that first"]
+
     def test_bus_that_was_closed(self, run, bus):
         """A job on a bus that was closed during another one is refused for that reason."""
         run()

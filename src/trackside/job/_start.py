@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import attrs
 
 from trackside._later import load_all
+from trackside._platform import after_fork_in_child
 from trackside.bus import Bus, BusStats, Subscription, default_bus
 from trackside.core import LateThread, Once
 from trackside.counters import CounterCollector, CounterSnapshot
@@ -246,6 +247,9 @@ _SECONDS: Final = (0.001, 1e6)
 
 _running: dict[Bus, Job] = {}
 """The job of each bus that has one."""
+_starting: dict[Bus, object] = {}
+"""The call of `start` that is in progress, for each bus that has one."""
+after_fork_in_child(_starting.clear)  # another thread of the parent's may have been in one
 
 
 @suggests_settings(remote=Remote, job=JobConfig)
@@ -304,38 +308,43 @@ def start(
     ):
         if not is_right:
             raise ConfigError(field, given, remedy)
-    running = _running.get(bus)
     if bus.closed:
         remedy = "close() has closed the bus for good: start Python anew, and end a job with its own close()"
         raise ConfigError("start()", str(directory), remedy)
-    if running is not None and running.is_open:
-        raise ConfigError(
-            "start()", str(directory), f"telemetry is on already, into {running.directory}; close that first"
+    turn = object()
+    if _starting.setdefault(bus, turn) is not turn:
+        raise ConfigError("start()", str(directory), "another call is turning telemetry on; call it once")
+    try:
+        running = _running.get(bus)
+        if running is not None and running.is_here:
+            remedy = f"telemetry is on already, into {running.directory}; close that first"
+            raise ConfigError("start()", str(directory), remedy)
+        access = (Remote() if remote is None else remote).with_environment()
+        log, source = EventLog(directory), describe(job)
+        is_on = job is None or job.is_enabled(source.rank)
+        if source.rank == 0:
+            for name, meant in misspelt_variables(os.environ):
+                _say(f"trackside: the environment has {name}, which is not read; did you mean {meant}?")
+        load_all("trackside")
+        leave_parent()
+        if running is not None:
+            running.leave_to_parent()
+        return Job(
+            log if is_on else None,
+            source=source,
+            config=job,
+            handlers=tuple(handlers) if is_on else (),
+            collect_interval_s=collect_interval_s,
+            heartbeat_interval_s=heartbeat_interval_s,
+            stall_after_s=stall_after_s,
+            redact=redact,
+            system=system,
+            report=report,
+            remote=access,
+            bus=bus,
         )
-    access = (Remote() if remote is None else remote).with_environment()
-    log, source = EventLog(directory), describe(job)
-    is_on = job is None or job.is_enabled(source.rank)
-    if source.rank == 0:
-        for name, meant in misspelt_variables(os.environ):
-            _say(f"trackside: the environment has {name}, which is not read; did you mean {meant}?")
-    load_all("trackside")
-    leave_parent()
-    if running is not None:
-        running.leave_to_parent()
-    return Job(
-        log if is_on else None,
-        source=source,
-        config=job,
-        handlers=tuple(handlers) if is_on else (),
-        collect_interval_s=collect_interval_s,
-        heartbeat_interval_s=heartbeat_interval_s,
-        stall_after_s=stall_after_s,
-        redact=redact,
-        system=system,
-        report=report,
-        remote=access,
-        bus=bus,
-    )
+    finally:
+        _starting.pop(bus, None)
 
 
 def running_job(bus: Bus = default_bus) -> Job | None:
@@ -491,9 +500,14 @@ class Job:
         return self._remote is not None and self._remote.is_watched
 
     @property
+    def is_here(self) -> bool:
+        """Whether this process turned telemetry on by this job; True also while it is being closed."""
+        return os.getpid() == self._pid
+
+    @property
     def is_open(self) -> bool:
         """Whether telemetry is on by this job, in this process: a forked child has its parent's log, not its job."""
-        return not self._is_closed and os.getpid() == self._pid
+        return not self._is_closed and self.is_here
 
     def close(self, *, reason: str = "closed", timeout_s: float = 2.0) -> bool:
         """
@@ -508,7 +522,7 @@ class Job:
         Returns:
             Whether everything was written.
         """
-        return self._closing.run(lambda: self._close(reason, timeout_s)) if os.getpid() == self._pid else True
+        return self._closing.run(lambda: self._close(reason, timeout_s)) if self.is_here else True
 
     def _close(self, reason: str, timeout_s: float) -> bool:
         self._is_closed = True
