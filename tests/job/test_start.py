@@ -873,9 +873,16 @@ for directory in sys.argv[1:]:
 
 
 def test_steps_of_two_jobs(tmp_path):
-    """Iterations without numbers are counted from 0 in each of two jobs of one process."""
+    """Iterations without numbers are counted from 0 in each of two runs of one process."""
     printed, _ = in_child(STEPS_OF_TWO_JOBS, tmp_path / "first", tmp_path / "second")
     assert printed.splitlines() == ["[0, 1]", "[0, 1]"]
+
+
+def test_steps_of_two_jobs_of_a_run(tmp_path):
+    """In a second job of the same run they go on: else its steps would look like those of the first, done again."""
+    same_run = 'import os\nos.environ.update(RANK="0", WORLD_SIZE="1", TORCHELASTIC_RUN_ID="r1")\n'
+    printed, _ = in_child(same_run + STEPS_OF_TWO_JOBS, tmp_path / "first", tmp_path / "second")
+    assert printed.splitlines() == ["[0, 1]", "[2, 3]"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the age of a process is not known")

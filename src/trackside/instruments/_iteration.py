@@ -54,7 +54,7 @@ next_step: Final[ContextVar[Callable[[], int]]] = ContextVar("trackside.next_ste
 
 
 def count_from_zero() -> None:
-    """Let the steps of loops without numbers of their own begin at 0 again: a job has ended."""
+    """Let the steps of loops without numbers of their own begin at 0 again: another run begins."""
     _steps.__setstate__(0)
 
 
@@ -312,7 +312,7 @@ def training_iteration(
 
     Args:
         step: Its number, from 0. Unless given, the training loop around counts, from its ``train_iterations_start``;
-            outside of one, iterations are counted from 0, and from 0 again when a job has ended.
+            outside of one, iterations are counted from 0, and from 0 again when a job of another run begins.
         samples: Samples processed, over all ranks.
         tokens: Tokens processed, over all ranks.
         flops: Floating-point operations done by this rank.

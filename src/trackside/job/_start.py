@@ -247,6 +247,8 @@ _SECONDS: Final = (0.001, 1e6)
 
 _running: dict[Bus, Job] = {}
 """The job of each bus that has one."""
+_session = ""
+"""The session, else the run, of the latest job on the default bus; empty before the first."""
 _starting: dict[Bus, object] = {}
 """The call of `start` that is in progress, for each bus that has one."""
 after_fork_in_child(_starting.clear)  # another thread of the parent's may have been in one
@@ -347,6 +349,14 @@ def start(
         _starting.pop(bus, None)
 
 
+def _begin_steps(source: Source) -> None:
+    """Count steps from 0 if an earlier job of this process was another run; a later job of the same run goes on."""
+    global _session
+    earlier, _session = _session, source.session_tag or source.run_id
+    if earlier not in {"", _session}:
+        count_from_zero()
+
+
 def running_job(bus: Bus = default_bus) -> Job | None:
     """Return the job by which telemetry is on in this process; None if it is off."""
     found = _running.get(bus)
@@ -433,6 +443,8 @@ class Job:
                 self._uncaught = UncaughtExceptions(bus)
                 announce(log.directory, source)
                 self._invite(log)
+            if bus is default_bus:  # iterations publish on the default bus
+                _begin_steps(source)
             _running[bus] = self
             atexit.register(self._close_at_exit)
         except BaseException:
@@ -595,8 +607,6 @@ class Job:
         self._is_closed = True
         if _running.get(self.bus) is self:
             del _running[self.bus]
-            if self.bus is default_bus:  # iterations publish on the default bus
-                count_from_zero()
         atexit.unregister(self._close_at_exit)
 
     def _leave(self, deadline_s: float) -> bool:
