@@ -878,6 +878,28 @@ def test_steps_of_two_jobs(tmp_path):
     assert printed.splitlines() == ["[0, 1]", "[0, 1]"]
 
 
+SECTIONS_OF_TWO_JOBS = """
+import sys
+import trackside
+from trackside.events import SectionWindow, clock
+forward = trackside.section("forward")
+for directory in sys.argv[1:]:
+    before_ns = clock.now_ns()
+    with trackside.start(directory, report=False):
+        for step in range(2):
+            with trackside.training_iteration(step), forward:
+                pass
+    (window,) = trackside.replay(directory, to=SectionWindow)
+    print(window.counts, window.start_ns >= before_ns)
+"""
+
+
+def test_sections_of_two_jobs(tmp_path):
+    """A section made before a job is timed from its first step on, in a window that begins with the job."""
+    printed, _ = in_child(SECTIONS_OF_TWO_JOBS, tmp_path / "first", tmp_path / "second")
+    assert printed.splitlines() == ["[2] True", "[2] True"]
+
+
 def test_steps_of_two_jobs_of_a_run(tmp_path):
     """In a second job of the same run they go on: else its steps would look like those of the first, done again."""
     same_run = 'import os\nos.environ.update(RANK="0", WORLD_SIZE="1", TORCHELASTIC_RUN_ID="r1")\n'

@@ -241,6 +241,13 @@ class Sections:
             closed = self._close(clock.now_ns())
         self._publish(closed)
 
+    def begin(self) -> None:
+        """Time sections from now on if a handler wants their times, not only from the next step; for a job's start."""
+        with self._lock:
+            if self._window is None:
+                self._start_ns = clock.now_ns()
+            self._set_interval()
+
     def _publish(self, closed: list[SectionWindow | KernelWindow]) -> None:
         # Outside the lock: the handler that receives a window may use sections.
         for event in closed:
@@ -298,6 +305,7 @@ section: Final = _sections.section
 waiting: Final = _sections.waiting
 configure_sections: Final = _sections.configure
 close_section_window: Final = _sections.close_window
+begin_section_windows: Final = _sections.begin
 step_ended: Final = _sections.step_ended
 
 after_fork_in_child(_sections.after_fork)

@@ -54,6 +54,7 @@ from trackside.instruments import (
 )
 from trackside.instruments._iteration import count_from_zero
 from trackside.instruments._moments import end_loops
+from trackside.instruments.section_windows import begin_section_windows
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
 from trackside.job._config import LOGGER, JobConfig
@@ -443,8 +444,9 @@ class Job:
                 self._uncaught = UncaughtExceptions(bus)
                 announce(log.directory, source)
                 self._invite(log)
-            if bus is default_bus:  # iterations publish on the default bus
+            if bus is default_bus:  # iterations and sections publish on the default bus
                 _begin_steps(source)
+                begin_section_windows()
             _running[bus] = self
             atexit.register(self._close_at_exit)
         except BaseException:
