@@ -85,6 +85,16 @@ class TestVerdict:
         assert found.notes == ("b has 10 steps: too few to know what is chance",)
 
 
+class TestNotes:
+    def test_longer_for_good(self, compared):
+        """Steps of 112 ms that take 224 ms from step 100 on are named with that step."""
+        found = compared(noise=0.2, factor=lambda rank, step, part: 1 + (step >= 100))
+        (note,) = found.notes
+        grew, since = re.fullmatch(r"b: steps of run b take ([\d.]+) % longer since step (\d+)", note).groups()
+        assert float(grew) == pytest.approx(100, abs=10)
+        assert int(since) == pytest.approx(100, abs=2)
+
+
 class TestRanks:
     def test_late(self, compared):
         """The rank that became late is named, as the report names it: twice 40 ms of forward from step 100 on."""

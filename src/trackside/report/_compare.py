@@ -14,7 +14,7 @@ from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.handlers.models.liveness import RUNNING
-from trackside.report._build import Progress, gather, joined, part_series, rank_rows, step_time
+from trackside.report._build import Progress, find_change, gather, joined, part_series, rank_rows, step_time
 from trackside.report._gather import Gatherer, StepLengths, Watched
 from trackside.report._statistics import TRIM, Difference, difference
 from trackside.report._whatif import compare_all, late_words
@@ -208,7 +208,11 @@ class _Read:
         return [[length / _S for length in joined(own)[0]] for own in runs.values()]
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on each run: the rank of its last attempt that failed first, and the ranks that were late."""
+        """
+        Yield notes on each run: the rank of its last attempt that failed first, and the ranks that were late.
+
+        Where none was, also the step since which all steps are longer for good.
+        """
         by_run: dict[str, list[Watched]] = {}
         for process in self.gathered.processes:
             if process.is_rank:
@@ -221,8 +225,14 @@ class _Read:
                 first = min(bad, key=lambda row: row.last_ns)
                 why = f"ended by {first.error}" if first.error else "died"
                 yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} {words.step(first.last_step)}"
-            for late in compare_all(own, self.gathered.waits).late[:_MOST_LATE]:
-                yield f"{self.side.name}: rank {late.rank} of run {run_id} is {late_words(late)}"
+            late = compare_all(own, self.gathered.waits).late
+            for one in late[:_MOST_LATE]:
+                yield f"{self.side.name}: rank {one.rank} of run {run_id} is {late_words(one)}"
+            lengths, numbers = joined(process.lengths for process in own if process.lengths is not None)
+            change = find_change(lengths)
+            if change is not None and not late:
+                grew = words.percent(change.after / change.before - 1)
+                yield f"{self.side.name}: steps of run {run_id} take {grew} longer since step {numbers[change.place]}"
 
     def values(self, name: str) -> tuple[str, ...]:
         """Return the different values of the hyper-parameter *name* in the runs."""
