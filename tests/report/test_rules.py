@@ -257,6 +257,14 @@ class TestFailures:
         assert found.title == "All 2 ranks died, after step 11: which one was first cannot be seen."
         assert found.since_step == 11
 
+    def test_raised_in_an_earlier_attempt(self, healthy):
+        """A rank that dies in this attempt is among the dead though an exception ended it in an earlier one."""
+        report = alive(healthy, 10.0, 10.0, state="died")
+        rows = tuple(attrs.evolve(row, last_step=-1, stepped_ns=0) for row in report.ranks)
+        errors = (raised_on(1, report.attempts[-1].start_ns - S, "KeyError", "no such key"),)
+        (found,) = RULES["died"](attrs.evolve(report, ranks=rows, errors=errors))[0]
+        assert found.title == "All 2 ranks died, before their first step: which one was first cannot be seen."
+
     def test_first_to_exit(self, healthy):
         """Of ranks whose exits were seen the first one is named with its status, though its log is the longer one."""
         report = alive(healthy, 10.0, 9.9, state="died", stepped_s=9.9)

@@ -176,6 +176,13 @@ class TestCauses:
         # One step of 0.11 s again, 2 s to come back, 4 s of imports, 0.5 s to make the model, 0.25 s to load.
         assert found.cost_s == pytest.approx(0.11 + 2 + 4 + 0.5 + 0.25, abs=0.05)
 
+    def test_start_of_an_attempt_without_steps(self, made_up):
+        """An attempt that is killed before its first step spent all of its time on starting up, in no span or in one."""
+        report = read_report(made_up(killed_at=(200, 200), imports_s=40, recovery_s=2, stumbles=0, noise=0))
+        # The others lived 1 s longer than rank 1, which was killed after its imports, its model and its checkpoint.
+        assert [bar.buckets_s["BEFORE_FIRST_STEP"] for bar in report.attempts] == pytest.approx([40, 41, 40], abs=0.01)
+        assert [one.kind for one in report.verdict.findings] == ["restarts", "startup"]
+
     def test_odd_one(self, of_cause):
         """In a hang the rank that is elsewhere is named, and its position."""
         (found,) = of_cause("hang")

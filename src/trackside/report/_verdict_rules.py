@@ -390,7 +390,7 @@ def _one_line(text: str, most: int = 160) -> str:
 
 def _died(report: Report) -> _Ruled:
     bad = [row for row in report.ranks if not row.has_good_end and not row.error]
-    bad = [row for row in bad if not any(one.is_fatal and one.rank == row.rank for one in report.errors)]
+    bad = [row for row in bad if row.rank not in {one.rank for one in _fatal(report)}]
     if not bad:
         return [], "every rank has an end record"
     dead = [row for row in bad if _is_dead(report, row)]
@@ -424,7 +424,7 @@ def _died(report: Report) -> _Ruled:
         title = f"Rank {first.rank} died {after}{within}, then {others}: their logs have no end."
     else:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
-        title = f"{who} died, {after}: which one was first cannot be seen."
+        title = f"{who} died, {after.replace('its', 'their')}: which one was first cannot be seen."
         look = (
             "The launcher's output says which one failed first (torchrun: under Root Cause), and started by `trackside "
             f"run` the report would. Their last events: {_paste(report, 'tail', '-n', '40')}"

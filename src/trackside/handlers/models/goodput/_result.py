@@ -404,6 +404,8 @@ class Answer:
         """Yield the time before, among and after the steps of *attempt*, each with the name of its ``OTHER``."""
         tracks = [process.track for process in attempt.processes if process.track.step_end]
         first = min((slices[0][0] for track in tracks if (slices := track.first_step())), default=start)
+        if not tracks and any(one.track.step_end for one in self._session.processes):
+            first = end  # the attempt did not come to its first step, as others did
         last = max((track.step_end for track in tracks), default=end)
         is_last = attempt is self._picture.attempts[-1]
         has_good_end = is_last and all(liveness(one.signs, end).has_good_end for one in attempt.processes)
