@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import attrs
 import pytest
 
 from framing import write_log
@@ -364,6 +365,13 @@ class TestBeside:
         assert waited_words(report) in " ".join("".join(text for text, _ in line) for line in report_lines(report, 300))
         found = re.fullmatch(r"(.*) s of productive time were spent waiting for rank 1\.", waited_words(report))
         assert float(found[1]) == pytest.approx(6.0, rel=0.05)
+
+    def test_waited_after_an_earlier_start(self, made_up):
+        """A late rank that began 2 s before the others has them wait no less in their steps, which are its own."""
+        report = read_report(made_up(factor=slower({1}, "model_forward", 0, 1.5), noise=0.01, stumbles=0))
+        ranks = [attrs.evolve(one, elapsed_s=one.elapsed_s + 2 * (one.rank == 1)) for one in report.goodput.ranks]
+        earlier = attrs.evolve(report, goodput=attrs.evolve(report.goodput, ranks=tuple(ranks)))
+        assert waited_words(earlier) == waited_words(report) != ""
 
     def test_waited_outside(self, made_up):
         """Nobody waits for a rank in productive time if it is late by loading: the account has that as loading."""

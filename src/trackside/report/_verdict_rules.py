@@ -1003,14 +1003,14 @@ def waited_words(report: Report) -> str:
     Empty if this time was short, or if nothing shows that the others waited.
     """
     late = worthy(report)
-    badput_s = {one.rank: one.elapsed_s - one.productive_s for one in report.goodput.ranks}
-    if not late or not late[0].waited_in or late[0].rank not in badput_s or len(badput_s) < 2:  # noqa: PLR2004
+    productive_s = {one.rank: one.productive_s for one in report.goodput.ranks}
+    if not late or not late[0].waited_in or late[0].rank not in productive_s or len(productive_s) < 2:  # noqa: PLR2004
         return ""
     one = late[0]
-    own_s = badput_s.pop(one.rank)
-    # The job's account is that of the late rank. The time that this rank lost in other buckets, such as data loading,
-    # is not productive.
-    waited_s = one.lost_s - max(0.0, own_s - statistics.median(badput_s.values()))
+    own_s = productive_s.pop(one.rank)
+    # The job's account is that of the late rank. What it lost of its steps in other buckets, such as data loading, is
+    # not productive.
+    waited_s = one.lost_s - max(0.0, statistics.median(productive_s.values()) - own_s)
     if waited_s < LEAST_COST_S:
         return ""
     return f"{words.seconds(waited_s)} of productive time were spent waiting for rank {one.rank}."
