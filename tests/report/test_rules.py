@@ -11,8 +11,18 @@ import pytest
 from trackside.events import Source
 from trackside.report import read_report
 from trackside.report._build import find_rises
-from trackside.report._gather import Trace, Watched
-from trackside.report._report import ErrorRow, Finding, NotFinite, Part, Ruling, Slowdown, StallRow, StepQuantiles
+from trackside.report._gather import Bin, Trace, Watched
+from trackside.report._report import (
+    ErrorRow,
+    Finding,
+    NotFinite,
+    Part,
+    Ruling,
+    Slowdown,
+    StallRow,
+    Standstill,
+    StepQuantiles,
+)
 from trackside.report._statistics import Difference
 from trackside.report._verdict_rules import RULES, explained, judge
 from trackside.report._whatif import LateRank, Pause, gap
@@ -409,6 +419,42 @@ class TestSummary:
         report = attrs.evolve(healthy, parts=(backward, *more), what_if=what_if, ranks_total=ranks)
         summary = judge(report).summary
         assert ("model_backward may hold the wait for the other ranks too" in summary) is is_said
+
+    @pytest.mark.parametrize(
+        ("waited_ms", "saved_s", "bound"),
+        [
+            (29, 0.0, "the exchange between ranks: 60 %"),
+            (30, 0.0, "waiting for others: 60 %"),
+            (0, 2.9, "the exchange between ranks: 60 %"),
+            (0, 3.1, "waiting for others: 60 %"),
+        ],
+    )
+    def test_waiting(self, waited_ms, saved_s, bound, healthy):
+        """Of 100 steps of 100 ms, with 60 ms of waiting, half must be for the last rank, in a step or in its saves."""
+        parts = [Part(name="all_reduce", kind="waiting", mean_ns=6e7, share=0.6)]
+        parts.append(Part(name="model_forward", kind="compute", mean_ns=4e7, share=0.4))
+        saves = {"kind": "checkpoint", "rank": 0, "count": 2, "took_s": saved_s, "longest_s": saved_s / 2}
+        steps = Bin(count=100, total=1e10)
+        report = attrs.evolve(
+            healthy,
+            parts=tuple(parts),
+            steps=((0, steps),),
+            ranks_total=1,
+            missing_ranks=(),
+            what_if=attrs.evolve(healthy.what_if, waited_ns=waited_ms * 1e6),
+            standstills=(Standstill(**saves, longest_step=50, since_ns=0, least_s=0.0),),
+        )
+        assert f"Steps are bound by {bound} of one is all_reduce." in judge(report).summary
+
+    @pytest.mark.parametrize(("waited_ms", "is_said"), [(29, False), (30, True)])
+    def test_last_in_turn(self, waited_ms, is_said, healthy):
+        """Where no rank is late, waiting for the one that comes last is in the summary from 30 % of a step on."""
+        parts = (Part(name="all_reduce", kind="waiting", mean_ns=1e8, share=1.0),)
+        what_if = attrs.evolve(healthy.what_if, waited_ns=waited_ms * 1e6)
+        report = attrs.evolve(healthy, parts=parts, what_if=what_if, late=(), pauses=None)
+        for is_late, one in ((False, report), (True, late(report, 1.0))):
+            summary = judge(one).summary
+            assert ("30 % of a step is waiting for the rank that comes last" in summary) is (is_said and not is_late)
 
 
 class TestRegression:

@@ -178,7 +178,7 @@ class TestCauses:
         assert found.cost_s == pytest.approx(0.11 + 2 + 4 + 0.5 + 0.25, abs=0.05)
 
     def test_start_of_an_attempt_without_steps(self, made_up):
-        """An attempt that is killed before its first step spent all of its time on starting up, in no span or in one."""
+        """An attempt that is killed before its first step spent all of its time on starting up."""
         report = read_report(made_up(killed_at=(200, 200), imports_s=40, recovery_s=2, stumbles=0, noise=0))
         # The others lived 1 s longer than rank 1, which was killed after its imports, its model and its checkpoint.
         assert [bar.buckets_s["BEFORE_FIRST_STEP"] for bar in report.attempts] == pytest.approx([40, 41, 40], abs=0.01)
@@ -365,6 +365,15 @@ class TestBeside:
         assert waited_words(report) in " ".join("".join(text for text, _ in line) for line in report_lines(report, 300))
         found = re.fullmatch(r"(.*) s of productive time were spent waiting for rank 1\.", waited_words(report))
         assert float(found[1]) == pytest.approx(6.0, rel=0.05)
+
+    def test_last_in_turn(self, made_up):
+        """If each of three ranks is 120 ms slower in every third step, two wait for it: 80 ms of 230 ms on average."""
+
+        def factor(rank, step, part):
+            return 4.0 if part == "model_forward" and rank == step % 3 else 1.0
+
+        report = read_report(made_up(ranks=3, factor=factor, noise=0, stumbles=0))
+        assert "35 % of a step is waiting for the rank that comes last, and none" in report.verdict.summary
 
     def test_waited_after_an_earlier_start(self, made_up):
         """A late rank that began 2 s before the others has them wait no less in their steps, which are its own."""

@@ -58,7 +58,7 @@ class TestSummary:
         ],
     )
     def test_bound(self, name, bound, real_jobs, tmp_path):
-        """Steps are bound by waiting for others only where a rank is known that the others wait for."""
+        """Steps are bound by waiting for others only where that, and not the exchange, is most of the waiting."""
         assert f"Steps are bound by {bound} of one is" in real_jobs.replayed(name, tmp_path).verdict.summary
 
 

@@ -47,10 +47,11 @@ CUSTOM_FROM: Final = 0.10
 STARTUP_FROM: Final = 0.25
 UNACCOUNTED_FROM: Final = 0.30
 REGRESSION_FROM: Final = 0.01
-"""A share of a step, like the next three."""
+"""A share of a step, like the next four."""
 WAITING_FROM: Final = 0.40
 WAITING_OUTSIDE_FROM: Final = 0.60
 BOUND_FROM: Final = 0.50
+UNEVEN_FROM: Final = 0.30
 LEAST_COST_S: Final = 0.2
 LEAST_ONCE_S: Final = 3.0
 """The least cost of something that a job does once: starting up, ending."""
@@ -144,10 +145,15 @@ def _summary(report: Report, bound: str) -> str:
         lines.append(f"Half of the steps{whose} took less than {words.seconds(times.p50_s)}.")
     if bound:
         share = sum(part.share for part in report.parts if part.kind == bound)
-        bound_words = _BOUND_WORDS[bound] if bound != "waiting" or _is_waited_for(report) else _EXCHANGE_BOUND
+        bound_words = _BOUND_WORDS[bound] if bound != "waiting" or _is_waited_for(report, share) else _EXCHANGE_BOUND
         lines.append(f"Steps are {bound_words}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
         if bound == "compute" and (backward := _may_wait_in(report)):
             lines.append(f"{backward} may hold the wait for the other ranks too: no other part is known to.")
+    if (waited := _waited_for_last(report)) >= UNEVEN_FROM and not _is_cause_known(report):
+        lines.append(
+            f"{words.percent(waited, 0)} of a step is waiting for the rank that comes last, and none of them is late "
+            "beyond noise: it is another one from step to step."
+        )
     if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
         lines.append(
             "No part of a step is measured, so a rank that others wait for cannot be distinguished from them: use "
@@ -161,13 +167,25 @@ def _summary(report: Report, bound: str) -> str:
 
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
 _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
-"""These words are used if no rank is known for which the others wait."""
+"""These words are used if the exchange takes most of this time, and no rank for which the others wait."""
 
 
-def _is_waited_for(report: Report) -> bool:
-    """Return whether a rank is known for which the others wait."""
-    pause = report.pauses
-    return bool(worthy(report) or report.what_if.in_turn or (pause is not None and not pause.is_every_rank))
+def _is_waited_for(report: Report, share: float) -> bool:
+    """Return whether half of the waiting, which takes this *share* of a step, is for ranks that come or save last."""
+    stood_s = sum(one.took_s - one.least_s for one in report.standstills)  # the what-if leaves this out
+    stood = stood_s / (_stepped_s(report) or math.inf)
+    return bool(worthy(report)) or _waited_for_last(report) + stood >= share / 2
+
+
+def _waited_for_last(report: Report) -> float:
+    """Return the share of a step that ranks spend waiting for the last one of them, beyond the exchange itself."""
+    step_ns = sum(part.mean_ns for part in report.parts)
+    return report.what_if.waited_ns / step_ns if step_ns else 0.0
+
+
+def _is_cause_known(report: Report) -> bool:
+    """Return whether ranks are known for which the others wait."""
+    return bool(report.late or report.what_if.in_turn or report.pauses)
 
 
 def _may_wait_in(report: Report) -> str:

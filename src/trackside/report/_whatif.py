@@ -448,6 +448,8 @@ class WhatIf:
     """The tiles in which ranks wait for each other."""
     exchanged_ns: float = 0.0
     """The time that the last rank to arrive spent in these tiles in the median step: the exchange itself."""
+    waited_ns: float = 0.0
+    """The time that a rank spent in these tiles beyond the last one to arrive, as the mean over ranks and steps."""
     step_ns: float = 0.0
     """The length of a usual step."""
     ranks: int = 0
@@ -610,7 +612,9 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
     turns, turns_ns = ({}, 0.0) if late else late_in_turn(own, grid.counts, usual_ns)
     # A part such as the backward pass contains work besides the exchange.
     pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == WAITING]
-    exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
+    waits_ns = list(zip(*grid.total(pure), strict=True))
+    exchanged = [min(column) for column in waits_ns]
+    waited_ns = [statistics.fmean(column) - least for column, least in zip(waits_ns, exchanged, strict=True)]
     largest = max(sync, key=lambda name: sum(map(math.fsum, grid.took[name])), default="")
     waited_in = "" if not largest else tile_words(largest) if is_gap(largest) else f"in {largest}"
     return WhatIf(
@@ -619,6 +623,7 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
         in_turn={grid.ranks[at]: share for at, share in turns.items()},
         in_turn_s=turns_ns * sum(grid.counts) / 1e9,
         exchanged_ns=statistics.median(exchanged),
+        waited_ns=statistics.fmean(waited_ns),
         step_ns=usual_ns,
         ranks=len(grid.ranks),
         steps=round(sum(grid.counts)),
