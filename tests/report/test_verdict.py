@@ -580,6 +580,18 @@ class TestDied:
         said = "no step had ended for 23 s by then; half of them took less than 100 ms: perhaps it hung, and was killed"
         assert (said in found.evidence, "hung" in " ".join(found.evidence)) == (is_said, is_said)
 
+    @pytest.mark.parametrize(("lived_s", "is_said"), [(61, True), (59, False)])
+    def test_hung_before_its_first_step(self, tmp_path, write_events, lived_s, is_said):
+        """Of ranks that lived for more than a minute and recorded no step before they died that is said."""
+        for own in (0, 1):
+            events = [
+                Heartbeat(at_ns=START_NS + at_s * S, step=-1, span_id=0, sequence=at_s) for at_s in range(lived_s + 1)
+            ]
+            write_events(tmp_path, Source(id=f"000{own}", run_id="run", rank=own, world_size=2), events)
+        (found,) = [one for one in read_report(tmp_path).verdict.findings if one.kind == "died"]
+        said = "no step was recorded in the 1.02 min since it began: perhaps it hung before its first, and was killed"
+        assert (said in found.evidence, "hung" in " ".join(found.evidence)) == (is_said, is_said)
+
     def test_torn(self, made_up):
         """A rank whose log was cut off, and whose peers went on without it to a good end, is not reported as dead."""
         directory = made_up(ranks=2, steps=3_000)

@@ -105,8 +105,8 @@ def judge(report: Report) -> Verdict:
 
 
 _NO_STEPS: Final = (
-    "No training step was recorded, so nothing can be said of its speed: use trackside.instrument(), or "
-    "training_iteration(step) around each step."
+    "No training step was recorded, so nothing can be said of its speed: it came to none, or needs "
+    "trackside.instrument(), or training_iteration(step) around each step."
 )
 
 
@@ -461,6 +461,12 @@ def _died(report: Report) -> _Ruled:
         evidence.append(
             f"no step had ended for {words.seconds(stood_s)} by then; half of them took less than "
             f"{words.seconds(usual_s)}: perhaps it hung, and was killed"
+        )
+    began_s = (min(row.last_ns for row in dead) - report.attempts[-1].start_ns) / 1e9
+    if not stepped_ns and began_s >= STOPPED_AFTER_S and (report.steps or not report.parts):
+        evidence.append(
+            f"no step was recorded in the {words.seconds(began_s)} since it began: perhaps it hung before its first, "
+            "and was killed"
         )
     if not is_clear:
         evidence.append("the launcher kills the others at once, and the last second of each may be in no log")
