@@ -248,12 +248,20 @@ class TestAttempts:
 
 class TestInput:
     def test_two_causes(self, findings):
-        """If all ranks wait 40 ms for data and one 30 ms longer, these are two findings; no second is in both."""
-        found = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 1.75))
-        assert [(one.kind, one.rank) for one in found] == [("input-bound", None), ("input-bound", 2)]
-        # 300 steps of 40 ms; the first step is the start's, and one rank waits 30 ms beyond that.
-        assert found[0].cost_s == pytest.approx(300 * 0.04, rel=0.05)
-        assert found[1].cost_s == pytest.approx(300 * 0.03, rel=0.05)
+        """If all ranks wait 40 ms for data and one 50 ms longer, these are two findings; no second is in both."""
+        found = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 2.25))
+        assert [(one.kind, one.rank) for one in found] == [("input-bound", 2), ("input-bound", None)]
+        # 300 steps of 40 ms; the first step is the start's, and one rank waits 50 ms beyond that.
+        assert found[0].cost_s == pytest.approx(300 * 0.05, rel=0.05)
+        assert found[1].cost_s == pytest.approx(300 * 0.04, rel=0.05)
+
+    def test_last_in_line(self, findings):
+        """If all ranks wait long for data, the one that waits longest may be no slower: no rank is accused."""
+        (found,) = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 1.75))
+        assert (found.kind, found.rank) == ("input-bound", None)
+        assert found.cost_s == pytest.approx(300 * 0.04 * 1.75, rel=0.05)
+        (line,) = [line for line in found.evidence if line.startswith("rank 2 waits longest")]
+        assert float(line.split()[4]) == pytest.approx(1.75, abs=0.06)
 
 
 LOADER = "/job/train.py:10 in main\n/job/train.py:42 in next_batch\n/usr/lib/python3.11/queue.py:171 in get"

@@ -94,6 +94,8 @@ class SimulatedJob:
     """Whether the loss is recorded in a stat, and not with the iterations."""
     startup_s: float = 0.1
     first_batch_s: float = 0.0
+    batch_s: float = 0.0
+    """The time that each rank's loader needs for a batch, while the rank computes, too; rank 1's began later."""
     save_s: float = 0.0
     evaluation_s: float = 0.0
     stands_still: tuple[int, ...] | None = None
@@ -145,6 +147,9 @@ class SimulatedJob:
             own = {name: mean * max(0.2, rng.gauss(1, self.noise)) + self.delay(rank, step, name)
                    for name, mean in means.items()}  # fmt: skip
             own[DATA] += self.first_batch_s * (step == 0)
+            if self.batch_s:
+                is_there_s = self.startup_s + self.batch_s * (step + 1 + 0.25 * (rank == 1))
+                own[DATA] += max(0.0, is_there_s - (log.met_ns - START_NS) / S)
             own[USER] += self.stumble_s * (rng.random() < self.stumbles)
             lengths.append({name: round(S * length) for name, length in own.items()})
         arrived = max(log.met_ns + sum(own.values()) - own[OPTIMIZER] for log, own in zip(logs, lengths, strict=True))
@@ -295,7 +300,8 @@ class Labelled:
             wrong.append(f"{first.section} instead of {self.section}")
         if self.since is not None and (first.since_step is None or abs(first.since_step - self.since) > self.within):
             wrong.append(f"since step {first.since_step} instead of {self.since}")
-        of_ranks = [one for one in found[1:] if one.kind in {"straggler", "input-bound", "pauses"}]
+        others = found if self.rank is None else found[1:]
+        of_ranks = [one for one in others if one.kind in {"straggler", "input-bound", "pauses"}]
         accused = [one for one in of_ranks if one.rank not in {None, *self.beside}]
         wrong += [f"accused too: {one.title}" for one in accused]
         wrong += [f"rank {rank} not named" for rank in self.beside if rank not in {one.rank for one in of_ranks}]
@@ -346,6 +352,12 @@ def _of_all_ranks():
     for style in ("ddp", "backward", "sections"):
         job = SimulatedJob(style=style, delay=delayed(DATA, 0.05, ranks=everybody))
         yield f"all ranks' data, {style}", Labelled(cause="all ranks' data", kind="input-bound", section=DATA, job=job)
+    for ranks in (2, 8):
+        job = SimulatedJob(ranks=ranks, batch_s=0.08)
+        yield (
+            f"all ranks' data, by workers, {ranks} ranks",
+            Labelled(cause="all ranks' data", kind="input-bound", section=DATA, job=job),
+        )
     job = SimulatedJob(style="sections", exchange_s=0.08)
     yield "heavy network", Labelled(cause="heavy network", kind="waiting", section="all_reduce", job=job)
     job = SimulatedJob(delay=delayed(USER, 0.2, ranks=everybody, every=20))

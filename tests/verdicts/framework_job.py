@@ -79,6 +79,8 @@ class Data(torch.utils.data.Dataset):
         if CAUSE == "hung in its loader" and IS_SLOW and next(loads) == HANGS_AT * BATCH:
             hanging.hang(CAUSE, None)
         delay("one rank's data", (0.2 if FRAMEWORK == "workers" else 0.03) / BATCH)
+        if CAUSE == "all ranks' data":
+            time.sleep(0.2 / BATCH)
         generator = torch.Generator().manual_seed(index)
         return {"x": torch.randn(64, generator=generator), "labels": torch.randn(64, generator=generator)}
 

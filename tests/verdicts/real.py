@@ -128,6 +128,7 @@ def _frameworks():
     yield Labelled(cause="restarted from a checkpoint", kind="restarts", rank=1, loop="transformers")
     yield Labelled(cause="a pause every 10 steps", kind="pauses", rank=1, loop="lightning", has_traceml=True)
     yield Labelled(cause="NaN in a stat", kind="not-finite", rank=0, since=30, within=2, loop="workers")
+    yield Labelled(cause="all ranks' data", kind="input-bound", section=bed.DATA, loop="workers")
     yield Labelled(cause="log truncated", kind="died", rank=1, loop="workers")
 
 

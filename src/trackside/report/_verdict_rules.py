@@ -906,6 +906,7 @@ def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
 
 
 _UNEVEN_SCORE: Final = 0.5
+_LONGEST_SCORE: Final = 0.9
 
 
 def _input(report: Report) -> _Ruled:
@@ -943,6 +944,11 @@ def _input(report: Report) -> _Ruled:
         who = f"Rank {rank}"
         evidence.append(f"rank {rank} takes {uneven[2]:.2g} times as long over {uneven[0]} as the fastest rank")
         look = f"Look at rank {rank} first: its shard of the data, what its loader does to a batch, its storage."
+    elif not is_found and (longest := _longest_in(report, name)) is not None:
+        evidence.append(
+            f"rank {longest[0]} waits longest, {longest[1]:.2g} times as long as the fastest: it loads slower, or is "
+            "only the last where workers load beside the steps"
+        )
     late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None
     if late is not None:
         evidence.append(
@@ -1002,6 +1008,15 @@ def _uneven(report: Report) -> tuple[str, int, float] | None:
         if score is not None and 0 < score < _UNEVEN_SCORE * usual
     ]
     return max(found)[1:] if found else None
+
+
+def _longest_in(report: Report, part: str) -> tuple[int, float] | None:
+    """Return the rank that is longest in *part*, and the multiple of the fastest rank's time; None if all are alike."""
+    if report.heatmap is None or part not in report.heatmap.names:
+        return None
+    column = report.heatmap.scores[report.heatmap.names.index(part)]
+    score, rank = min((score or 1.0, rank) for rank, score in zip(report.heatmap.ranks, column, strict=True))
+    return (rank, 1 / score) if score <= _LONGEST_SCORE else None
 
 
 def _fastest_in(heatmap: Heatmap, part: str) -> int:
@@ -1161,6 +1176,8 @@ def _pauses(report: Report) -> _Ruled:
         look = f"something saved or evaluated without a span, {look}"
     if kind_of(one.where, set()) == "input":
         look = "a file or a shard that is opened, a shuffle, the storage"
+        if one.every_steps:
+            look += f"; {one.every_steps} workers of a loader that are all too slow give their batches in bunches"
     many = len(one.steps)
     if one.every_steps is None:
         when = "paused once" if many == 1 else f"paused {many} times"

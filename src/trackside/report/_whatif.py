@@ -390,6 +390,8 @@ def _joined(column: Sequence[float], groups: Sequence[Sequence[int]]) -> list[fl
 
 _LOOKED_AT: Final = 96
 _SYNC_FROM_SHARE: Final = 0.02
+_LEAST_LOADING: Final = 2.0
+"""A rank is late by loading if it waits for data for so many times as long as its peers, and more."""
 _PARTS_FROM: Final = 0.2
 """A part is named beside the largest one if its excess is at least this share of the rank's lateness."""
 
@@ -826,7 +828,19 @@ def _find_late(grid: _Grid, own: Rows, whole: Rows, *, parts: Sequence[str], is_
     late = find_late(own, grid.counts, usual_ns, [grid.took[name] for name in parts] if is_tiled else ())
     others = [at for at in range(len(grid.ranks)) if at not in late]
     found = [_late(grid, at, others, episode=episode, parts=parts) for at, episode in late.items()]
-    return sorted((one for one in found if one is not None), key=lambda one: (-one.lost_s, one.rank))
+    blamed = [one for one in found if one is not None and not _may_be_last_in_line(one)]
+    return sorted(blamed, key=lambda one: (-one.lost_s, one.rank))
+
+
+def _may_be_last_in_line(one: LateRank) -> bool:
+    """
+    Return whether a rank waits longest for its data, and the others long, too.
+
+    Workers of a loader load while the steps go on. Where they are too slow on all ranks, the rank whose batches come
+    last waits for them, and the others for this rank: meanwhile theirs come, so that they wait less for data, though
+    their loaders are as slow.
+    """
+    return kind_of(one.what, set()) == "input" and one.own_ns < _LEAST_LOADING * one.peers_ns
 
 
 def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[LateRank]:
