@@ -120,6 +120,14 @@ class TestSince:
         opening = "noise leaves open when it began: "
         assert [line.removeprefix(opening) for line in found.evidence if line.startswith(opening)] == evidence
 
+    @pytest.mark.parametrize(("since", "overlap"), [(99, ", in the same steps: their costs overlap"), (100, "")])
+    def test_two_late_ranks(self, since, overlap, healthy):
+        """Of ranks that are late in the same steps it is said that their costs are of the same time."""
+        (one,) = late(healthy, 5.0).late
+        other = attrs.evolve(one, rank=0, since_step=since, until_step=199)
+        found = RULES["stragglers"](attrs.evolve(healthy, late=(one, other)))[0]
+        assert [finding.evidence[-1] for finding in found] == [f"late as well: rank {at}{overlap}" for at in (0, 1)]
+
 
 class TestThresholds:
     def test_page(self):

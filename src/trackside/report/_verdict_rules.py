@@ -1129,7 +1129,11 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         evidence.append(f"it was slower in {', '.join(one.also_in[:_MOST_LISTED])} too")
     others = [other for other in late if other.rank not in same]
     if others:
-        evidence.append(f"late as well: {_ranks([other.rank for other in others])}")
+        is_together = any(
+            max(one.since_step, other.since_step) <= min(one.until_step, other.until_step) for other in others
+        )
+        overlap = ", in the same steps: their costs overlap" if is_together else ""
+        evidence.append(f"late as well: {_ranks([other.rank for other in others])}{overlap}")
     if many:
         look = f"Look at host {one.node}: several of its ranks are slow."
     elif is_input:
