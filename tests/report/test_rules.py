@@ -456,7 +456,7 @@ class TestSummary:
 
     @pytest.mark.parametrize(("waited_ms", "is_said"), [(29, False), (30, True)])
     def test_last_in_turn(self, waited_ms, is_said, healthy):
-        """Where no rank is late, waiting for the one that comes last is in the summary from 30 % of a step on."""
+        """Waiting for the rank that comes last is in the summary from 30 % of a step on, if none is late."""
         parts = (Part(name="all_reduce", kind="waiting", mean_ns=1e8, share=1.0),)
         what_if = attrs.evolve(healthy.what_if, waited_ns=waited_ms * 1e6)
         report = attrs.evolve(healthy, parts=parts, what_if=what_if, late=(), pauses=None)

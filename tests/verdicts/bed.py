@@ -102,6 +102,8 @@ class SimulatedJob:
     """The ranks that save or evaluate, while the others wait where no span measures it; None if all do."""
     lags: float = 1.0
     """The factor by which rank 1 takes longer over these; the others wait for it in a barrier."""
+    comes_late_s: float = 0.0
+    """The time by which rank 1 begins to save or evaluate later, and the others wait for it within theirs."""
     barrier: str = ""
     """The span in which they do; empty if there is none."""
     missing: tuple[int, ...] = ()
@@ -166,7 +168,10 @@ class SimulatedJob:
                     continue
                 own_ns = round(length_s / 2 * S)
                 behind_ns = round(own_ns * (self.lags - 1))
-                log.stand_still(name if is_at_work else "", own_ns + behind_ns * is_behind, step)
+                late_ns = round(self.comes_late_s * S)
+                log.stand_still("", late_ns * is_behind, step)
+                own_ns += behind_ns * is_behind + late_ns * (not is_behind)
+                log.stand_still(name if is_at_work else "", own_ns, step)
                 if behind_ns and not is_behind:
                     log.stand_still(self.barrier, behind_ns, step)
 
@@ -409,6 +414,12 @@ def _of_all_ranks():
         yield f"checkpoints of rank {rank}", Labelled(cause="checkpoint-bound", kind="checkpoints", rank=rank, job=job)
         job = SimulatedJob(evaluation_s=4.0, stands_still=(rank,))
         yield f"evaluation of rank {rank}", Labelled(cause="evaluation-bound", kind="evaluation", rank=rank, job=job)
+    for ranks in (2, 8):
+        job = SimulatedJob(ranks=ranks, save_s=0.4, comes_late_s=1.0)
+        yield (
+            f"checkpoints that wait for rank 1, {ranks} ranks",
+            Labelled(cause="checkpoint-bound", kind="checkpoints", rank=1, job=job),
+        )
     for style in ("ddp", "backward", "sections"):
         for barrier, ranks, delay in (("barrier", 2, nothing), ("", 2, nothing), ("barrier", 8, delayed(FORWARD, 0.02)),
                                       ("", 2, delayed(FORWARD, 0.02))):  # fmt: skip

@@ -43,6 +43,7 @@ from trackside.report._gather import (
     Gatherer,
     Mark,
     StepLengths,
+    Stood,
     Trace,
     Watched,
     is_out_of_memory,
@@ -685,23 +686,32 @@ def _errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow
 def _standstills(mains: Sequence[Watched]) -> Iterator[Standstill]:
     """Yield the saves, and then the evaluations, of the rank and attempt that spent most time on them."""
     for kind in ("checkpoint", "validation"):
-        found = [(process, *process.standstills[kind]) for process in mains if kind in process.standstills]
+        found = [(process, process.standstills[kind]) for process in mains if kind in process.standstills]
         if not found:
             continue
-        longest, since_ns, own = max(found, key=lambda item: item[2].total)
+        longest, own = max(found, key=lambda item: item[1].took.total)
         place = longest.source.run_id, longest.source.attempt
         peers = [one for one in mains if (one.source.run_id, one.source.attempt) == place]
-        took_ns = [one.standstills[kind][1].total if kind in one.standstills else 0.0 for one in peers]
+        least = min(peers, key=lambda one: one.standstills[kind].took.total if kind in one.standstills else 0.0)
+        shortest = least.standstills.get(kind)
         yield Standstill(
             kind=kind,
             rank=longest.source.rank,
-            count=own.count,
-            took_s=own.total / 1e9,
-            longest_s=own.high / 1e9,
-            longest_step=own.high_step,
-            since_ns=since_ns,
-            least_s=min(took_ns) / 1e9,
+            count=own.took.count,
+            took_s=own.took.total / 1e9,
+            longest_s=own.took.high / 1e9,
+            longest_step=own.took.high_step,
+            since_ns=own.since_ns,
+            least_s=shortest.took.total / 1e9 if shortest is not None else 0.0,
+            waited_for=least.source.rank if shortest is not None and _end_together(own, shortest) else None,
         )
+
+
+def _end_together(longest: Stood, shortest: Stood) -> bool:
+    """Return whether the *shortest* standstills began later than the *longest*, and ended with them: those waited."""
+    count = longest.took.count
+    longer_ns = (longest.took.total - shortest.took.total) / count
+    return count == shortest.took.count and abs(longest.mean_end_ns - shortest.mean_end_ns) < longer_ns / 4
 
 
 def _stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:

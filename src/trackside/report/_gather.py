@@ -452,6 +452,23 @@ class NotFiniteRun:
     finite_after: int = 0
 
 
+@attrs.define(kw_only=True)
+class Stood:
+    """The saves, restores or evaluations of one process."""
+
+    since_ns: int
+    """The start of the first, in ns since the epoch."""
+    took: Bin = attrs.field(factory=Bin)
+    """Their durations."""
+    ended_ns: int = 0
+    """The sum of the times at which they ended, in ns since the epoch."""
+
+    @property
+    def mean_end_ns(self) -> float:
+        """The mean of these times."""
+        return self.ended_ns / self.took.count
+
+
 @attrs.define(eq=False)
 class Watched:
     """The facts about one process, from its events."""
@@ -497,8 +514,8 @@ class Watched:
     """The latest 16 stalls."""
     limits: list[Limit] = attrs.field(factory=list)
     """The first 256 times in which it recorded less, because it was asked to."""
-    standstills: dict[str, tuple[int, Bin]] = attrs.field(factory=dict)
-    """For saves, restores and evaluations, by kind: the start of the first, in ns since the epoch, and durations."""
+    standstills: dict[str, Stood] = attrs.field(factory=dict)
+    """Saves, restores and evaluations, by kind."""
 
     @property
     def is_rank(self) -> bool:
@@ -813,8 +830,9 @@ class Gatherer:
             saved = event.attributes.get(span_names.CURRENT_ITERATION)  # an event between two steps has no step
             step = saved if type(saved) is int and event.step < 0 else event.step
             if event.name in STANDSTILLS:
-                _, took = self._now.standstills.setdefault(kind, (began_ns, Bin()))
-                took.add(event.duration_ns, step, self._now.source.rank)
+                stood = self._now.standstills.setdefault(kind, Stood(since_ns=began_ns))
+                stood.took.add(event.duration_ns, step, self._now.source.rank)
+                stood.ended_ns += event.at_ns
             if self._is_lead:
                 self._mark(kind, event.name, began_ns, step, event.duration_ns)
         if event.error is not None and "raised_in" not in event.error:

@@ -327,11 +327,18 @@ class Standstill:
     """The time at which the first one began."""
     least_s: float
     """The time of the rank of the same attempt that spent least on them; 0 if a rank has none."""
+    waited_for: int | None = None
+    """That rank, if it began its own later and ended them with `rank`, which then waited for it; else None."""
 
     @property
     def is_uneven(self) -> bool:
         """Whether the rank spent at least twice as much time as another one."""
         return self.took_s >= 2 * self.least_s
+
+    @property
+    def blamed(self) -> int | None:
+        """If they are uneven, the rank for which the others stood still; else None."""
+        return None if not self.is_uneven else self.rank if self.waited_for is None else self.waited_for
 
 
 @attrs.frozen(kw_only=True)

@@ -172,7 +172,8 @@ _EXCHANGE_BOUND: Final = "bound by the exchange between ranks"
 
 def _is_waited_for(report: Report, share: float) -> bool:
     """Return whether half of the waiting, which takes this *share* of a step, is for ranks that come or save last."""
-    stood_s = sum(one.took_s - one.least_s for one in report.standstills)  # the what-if leaves this out
+    # The what-if leaves this out.
+    stood_s = sum(one.took_s - one.least_s for one in report.standstills if one.waited_for is None)
     stood = stood_s / (_stepped_s(report) or math.inf)
     return bool(worthy(report)) or _waited_for_last(report) + stood >= share / 2
 
@@ -874,10 +875,11 @@ def _checkpoints(report: Report) -> _Ruled:
         kind="checkpoints",
         title=f"Training stood still for checkpoints{_of_rank(saves)}: {of_all(report, cost)}.",
         evidence=_standstill_lines(saves, "save"),
-        look="Save asynchronously, to a faster place, or less often than every few minutes. Saves on a time line: "
+        look=_before_it(saves)
+        + "Save asynchronously, to a faster place, or less often than every few minutes. Saves on a time line: "
         + _paste(report, "trace", "-o", "trace.json"),
         cost_s=cost,
-        rank=saves.rank if saves is not None and saves.is_uneven else None,
+        rank=saves.blamed if saves is not None else None,
         since_ns=saves.since_ns if saves is not None else None,
     )
     return [finding], f"saves took {of_all(report, cost)}"
@@ -888,7 +890,16 @@ def _standstill(report: Report, kind: str) -> Standstill | None:
 
 
 def _of_rank(one: Standstill | None) -> str:
-    return f" of rank {one.rank}" if one is not None and one.is_uneven else ""
+    if one is None or not one.is_uneven:
+        return ""
+    return f" of rank {one.rank}" if one.waited_for is None else f" that waited for rank {one.waited_for}"
+
+
+def _before_it(one: Standstill | None) -> str:
+    """Return the advice to look at the rank for which the others waited, if there is one."""
+    if one is None or not one.is_uneven or one.waited_for is None:
+        return ""
+    return f"See first what keeps rank {one.waited_for} from beginning with the others. "
 
 
 def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
@@ -902,6 +913,8 @@ def _standstill_lines(one: Standstill | None, what: str) -> tuple[str, ...]:
     if not one.is_uneven:
         return (line,)
     least = f"another rank {words.seconds(one.least_s)}" if one.least_s else "another rank made none"
+    if one.waited_for is not None:
+        least = f"rank {one.waited_for}, which began later and ended with it, {words.seconds(one.least_s)}"
     return line, f"rank {one.rank} took {words.seconds(one.took_s)} for all of them, {least}"
 
 
@@ -1390,9 +1403,9 @@ def _evaluation(report: Report) -> _Ruled:
         kind="evaluation",
         title=f"Evaluation{_of_rank(evaluations)} took {of_all(report, cost)}.",
         evidence=_standstill_lines(evaluations, "evaluation"),
-        look="Evaluate less often, or on less.",
+        look=_before_it(evaluations) + "Evaluate less often, or on less.",
         cost_s=cost,
-        rank=evaluations.rank if evaluations is not None and evaluations.is_uneven else None,
+        rank=evaluations.blamed if evaluations is not None else None,
     )
     return [finding], f"evaluation took {of_all(report, cost)}"
 
