@@ -454,6 +454,14 @@ class TestSummary:
         )
         assert f"Steps are bound by {bound} of one is all_reduce." in judge(report).summary
 
+    @pytest.mark.parametrize(("open_s", "said"), [(4.9, "."), (5.0, ", 5 s of them into step 60, which has not ended.")])
+    def test_open_step(self, open_s, said, healthy):
+        """Productive time of a step that did not end, as in a hang, is said to be such if it is 5 % of all, of 100 s."""
+        times = attrs.evolve(healthy.goodput.step_time, open_step=60, open_s=open_s)
+        goodput = attrs.evolve(healthy.goodput, elapsed_s=100.0, productive_s=90.0, step_time=times)
+        summary = judge(attrs.evolve(healthy, goodput=goodput)).summary
+        assert f"1.5 min of 1.67 min went into steps that count{said} " in summary
+
     @pytest.mark.parametrize(("waited_ms", "is_said"), [(29, False), (30, True)])
     def test_last_in_turn(self, waited_ms, is_said, healthy):
         """Waiting for the rank that comes last is in the summary from 30 % of a step on, if none is late."""

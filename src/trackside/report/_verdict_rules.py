@@ -45,6 +45,7 @@ SLOWDOWN_FROM: Final = 0.01
 EVALUATION_FROM: Final = 0.20
 CUSTOM_FROM: Final = 0.10
 STARTUP_FROM: Final = 0.25
+OPEN_FROM: Final = 0.05
 UNACCOUNTED_FROM: Final = 0.30
 REGRESSION_FROM: Final = 0.01
 """A share of a step, like the next four."""
@@ -133,10 +134,14 @@ def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
 
 def _summary(report: Report, bound: str) -> str:
     result = report.goodput
+    open_step, open_s = result.step_time.open_step, result.step_time.open_s
+    unended = ""
+    if open_step is not None and open_s >= OPEN_FROM * result.elapsed_s:
+        unended = f", {words.seconds(open_s)} of them into step {open_step}, which has not ended"
     lines = [
         (
             f"Goodput {words.percent(result.goodput)}: {words.seconds(result.productive_s)} of "
-            f"{words.seconds(result.elapsed_s)} went into steps that count."
+            f"{words.seconds(result.elapsed_s)} went into steps that count{unended}."
         )
     ]
     times = report.step_time
