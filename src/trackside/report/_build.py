@@ -69,7 +69,7 @@ from trackside.report._report import (
 )
 from trackside.report._runs import unified
 from trackside.report._statistics import TRIM, Difference, difference
-from trackside.report._verdict_rules import judge
+from trackside.report._verdict_rules import LEAST_STOOD_S, STOPPED_AFTER_STEPS, judge
 from trackside.report._whatif import (
     OUTSIDE,
     STANDSTILLS,
@@ -871,7 +871,7 @@ def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence
     Yield how many steps the log of each rank without an end may lack, if they took as long as those before.
 
     They reach to the furthest rank's last step, and one further if a rank ended. If none ended, `unwritten_steps` is
-    the least number.
+    the least number, but of a rank that ended none for long: it hung.
     """
     in_attempts = _in_attempts([bar.start_ns for bar in bars], rows)
     for bar in bars:
@@ -883,7 +883,10 @@ def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence
             if row.state == ENDED or not row.steps:
                 continue
             ahead = furthest - row.last_step
-            steps = ahead + 1 if is_any_ended else max(ahead, unwritten_steps(mains[place].ends_ns))
+            stood_ns = row.last_ns - row.stepped_ns
+            is_hung = stood_ns >= max(LEAST_STOOD_S * 1e9, STOPPED_AFTER_STEPS * (row.mean_step_ns or 0.0))
+            least = 0 if is_hung else unwritten_steps(mains[place].ends_ns)
+            steps = ahead + 1 if is_any_ended else max(ahead, least)
             yield Unwritten(bar.number, row.rank, steps)
 
 
