@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from framing import write_log
+from processes import Process
 from trackside.events import (
     ControlUsed,
     Heartbeat,
@@ -449,6 +450,20 @@ class TestBeside:
         assert (found.section, found.cost_s) == ("fetch", pytest.approx(30.0, rel=0.01))
         assert any("goodput has it as unaccounted" in text for text in found.evidence)
         assert "unaccounted" not in {one.kind for one in report.verdict.findings}
+
+    def test_named_otherwise_in_steps(self, tmp_path, write_events):
+        """Loading within steps, in a span of another name, is productive time to goodput, and the finding says so."""
+        process = Process(rank=0, world_size=1, at_ns=START_NS)
+        for step in range(100):
+            began_ns, span_id = process.at_ns, next(process.ids)
+            process.spend("fetch_batch", 30 * MS, parent=span_id, step=step)
+            process.spend("model_forward", 20 * MS, parent=span_id, step=step)
+            process.add(IterationEnded, step=step, span_id=span_id, duration_ns=process.at_ns - began_ns)
+        process.add(SourceEnded, reason="closed")
+        write_events(tmp_path, process.source, process.events)
+        (found,) = read_report(tmp_path).verdict.findings
+        assert (found.kind, found.section) == ("input-bound", "fetch_batch")
+        assert any("goodput has it as productive" in text for text in found.evidence)
 
 
 class TestUneven:

@@ -950,9 +950,10 @@ def _input(report: Report) -> _Ruled:
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step (mean of the ranks)" for part in parts[:3]]
     look = "Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither."
-    if not loading and _between_steps_s(report) > cost / 2:
+    has_it_as = "unaccounted" if _between_steps_s(report) > cost / 2 else "productive"
+    if not loading and (has_it_as == "unaccounted" or report.goodput.productive_s >= cost):
         evidence.append(
-            f"goodput has it as unaccounted: it knows the name {span_names.DATA_LOADING}, and any span with "
+            f"goodput has it as {has_it_as}: it knows spans of the name {span_names.DATA_LOADING}, and any with "
             f'badput_type="{LOADING}"'
         )
     who, rank, uneven = "Training", None, _uneven(report)
