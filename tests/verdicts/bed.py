@@ -464,6 +464,8 @@ def _failures():
         "hung",
         Labelled(cause="hung in a barrier", kind="stopped", rank=1, section="save_to_bucket", since=89, job=job),
     )
+    job = SimulatedJob(ranks=2, raised=("FileNotFoundError", "data/train.bin"), missing=(0,), stops_at=0)
+    yield "raised before another rank wrote", Labelled(cause="raised", kind="exception", rank=1, job=job)
     job = SimulatedJob(missing=(3,))
     yield "log missing", Labelled(cause="log missing", kind="missing-rank", rank=3, job=job)
     job = SimulatedJob(names_run=False, missing=(3,))

@@ -125,7 +125,10 @@ def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
     if finding.kind == "not-finite":  # nothing is worse than this in a job that ran to its end
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
     since_ns = finding.since_ns or 0
-    if finding.kind == "exception" and all(error.is_of_lost_peer for error in _fatal(report)):
+    is_lost_peer = all(error.is_of_lost_peer for error in _fatal(report))
+    if finding.kind == "exception" and is_lost_peer:
+        return 2, since_ns
+    if finding.kind == "missing-rank" and not is_lost_peer:  # the launcher ended it, perhaps, before it wrote anything
         return 2, since_ns
     if finding.kind == "died" and not any(row.exited_ns == since_ns for row in report.ranks):
         since_ns += round(UNWRITTEN_S * 1e9)  # the rank may have lived that much longer than its log shows
