@@ -264,6 +264,13 @@ class TestInput:
         (line,) = [line for line in found.evidence if line.startswith("rank 2 waits longest")]
         assert float(line.split()[4]) == pytest.approx(1.75, abs=0.06)
 
+    def test_last_in_line_of_many(self, made_up):
+        """If 7 of 8 ranks wait 180 ms of a step for one that waits for its data, it is not another one each time."""
+        factor = slower({2}, "data_loading", 0, 1.9)
+        verdict = read_report(made_up(ranks=8, steps=100, loading_s=0.2, factor=factor)).verdict
+        assert [(one.kind, one.rank) for one in verdict.findings] == [("input-bound", None)]
+        assert "from step to step" not in verdict.summary
+
 
 LOADER = "/job/train.py:10 in main\n/job/train.py:42 in next_batch\n/usr/lib/python3.11/queue.py:171 in get"
 EXCHANGE = (

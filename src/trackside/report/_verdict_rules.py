@@ -193,8 +193,8 @@ def _waited_for_last(report: Report) -> float:
 
 
 def _is_cause_known(report: Report) -> bool:
-    """Return whether ranks are known for which the others wait."""
-    return bool(report.late or report.what_if.in_turn or report.pauses)
+    """Return whether it is known for what ranks wait: for late ones, or for their data, of which one comes last."""
+    return bool(report.late or report.what_if.in_turn or report.pauses or _input(report)[0])
 
 
 def _may_wait_in(report: Report) -> str:
