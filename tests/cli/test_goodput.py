@@ -207,7 +207,6 @@ def test_rounded_as_in_the_report():
     assert [re.search(r"([0-9.]+) %", row)[1] for row in rows] == ["33.3", "33.3", "33.3", "100.0"]
 
 
-
 class TestJson:
     def test_keys(self, command, disrupted):
         """The JSON is one object with these keys, and every bucket is there."""

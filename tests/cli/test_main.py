@@ -344,7 +344,7 @@ class TestStreams:
         """With stdout and stderr closed, a command does its work."""
         write_log(tmp_path)
         line = f"exec {shlex.join([sys.executable, '-m', 'trackside', command, str(tmp_path)])} >&- 2>&-"
-        assert subprocess.run(line, shell=True, check=False, timeout=60).returncode == 0  # noqa: S602
+        assert subprocess.run(line, shell=True, check=False, timeout=60).returncode == 0
 
     def test_terminal_of_few_letters(self, start, tmp_path, write_log):
         """Letters that the terminal does not have are shown as escapes."""

@@ -454,9 +454,11 @@ class TestSummary:
         )
         assert f"Steps are bound by {bound} of one is all_reduce." in judge(report).summary
 
-    @pytest.mark.parametrize(("open_s", "said"), [(4.9, "."), (5.0, ", 5 s of them into step 60, which has not ended.")])
+    @pytest.mark.parametrize(
+        ("open_s", "said"), [(4.9, "."), (5.0, ", 5 s of them into step 60, which has not ended.")]
+    )
     def test_open_step(self, open_s, said, healthy):
-        """Productive time of a step that did not end, as in a hang, is said to be such if it is 5 % of all, of 100 s."""
+        """Productive time of a step that did not end, as in a hang, is said to be such from 5 % of all 100 s on."""
         times = attrs.evolve(healthy.goodput.step_time, open_step=60, open_s=open_s)
         goodput = attrs.evolve(healthy.goodput, elapsed_s=100.0, productive_s=90.0, step_time=times)
         summary = judge(attrs.evolve(healthy, goodput=goodput)).summary

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from trackside.cli._print import event_line, directory_name, positive, warn, whole_number
+from trackside.cli._print import directory_name, event_line, positive, warn, whole_number
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
 from trackside.events import (
     ConfigError,

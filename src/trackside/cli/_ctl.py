@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     endpoints = [options.endpoint] if is_endpoint else find_endpoints(options.endpoint)
     ranks = rank_set(options) or frozenset()
     answers = [_ask(endpoint, options, ranks) for endpoint in endpoints]
-    if not all([_is_done(outcomes) for outcomes in answers]):  # each says how many answered
+    done = [_is_done(outcomes) for outcomes in answers]  # each says how many answered
+    if not all(done):
         return 1
     unknown = ranks - {outcome.values.get("rank") for outcomes in answers for outcome in outcomes}
     if unknown:

@@ -315,9 +315,9 @@ def start(
         remedy = "close() has closed the bus for good: start Python anew, and end a job with its own close()"
         raise ConfigError("start()", str(directory), remedy)
     turn = object()
-    if _starting.setdefault(bus, turn) is not turn:
-        raise ConfigError("start()", str(directory), "another call is turning telemetry on; call it once")
     try:
+        if _starting.setdefault(bus, turn) is not turn:
+            raise ConfigError("start()", str(directory), "another call is turning telemetry on; call it once")
         running = _running.get(bus)
         if running is not None and running.is_here:
             remedy = f"telemetry is on already, into {running.directory}; close that first"
@@ -347,7 +347,8 @@ def start(
             bus=bus,
         )
     finally:
-        _starting.pop(bus, None)
+        if _starting.get(bus) is turn:
+            del _starting[bus]
 
 
 def _begin_steps(source: Source) -> None:
