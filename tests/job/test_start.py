@@ -252,7 +252,7 @@ class TestStart:
         job = run()
         with bus.subscribe(begin_another, to=Heartbeat):
             job.close()
-        assert answers == ["close that first"]
+        assert answers == ["close that first, if need be with trackside.job.running_job().close()"]
 
     def test_bus_that_was_closed(self, run, bus):
         """A job on a bus that was closed during another one is refused for that reason."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import sys
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -47,15 +47,22 @@ def _suggest(names: Iterable[str]) -> None:
                 LOGGER.warning("iteration.set(%s=…) is recorded as an attribute; did you mean %s=?", name, meant)
 
 
-_steps: Final[Any] = iter(range(sys.maxsize))
-"""The one count for all loops without numbers of their own; unlike an `itertools.count`, it can be set."""
-next_step: Final[ContextVar[Callable[[], int]]] = ContextVar("trackside.next_step", default=_steps.__next__)
+_steps = itertools.count()
+"""The one count for all loops without numbers of their own."""
+
+
+def _count_step() -> int:
+    return next(_steps)
+
+
+next_step: Final[ContextVar[Callable[[], int]]] = ContextVar("trackside.next_step", default=_count_step)
 """Returns the next step in the training loop around, for iterations that are not given a step."""
 
 
 def count_from_zero() -> None:
     """Let the steps of loops without numbers of their own begin at 0 again: another run begins."""
-    _steps.__setstate__(0)
+    global _steps  # noqa: PLW0603  as the context variable is the process's
+    _steps = itertools.count()
 
 
 class Iteration(Span):

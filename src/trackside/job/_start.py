@@ -320,7 +320,8 @@ def start(
             raise ConfigError("start()", str(directory), "another call is turning telemetry on; call it once")
         running = _running.get(bus)
         if running is not None and running.is_here:
-            remedy = f"telemetry is on already, into {running.directory}; close that first"
+            close = "close that first, if need be with trackside.job.running_job().close()"
+            remedy = f"telemetry is on already, into {running.directory}; {close}"
             raise ConfigError("start()", str(directory), remedy)
         access = (Remote() if remote is None else remote).with_environment()
         log, source = EventLog(directory), describe(job)

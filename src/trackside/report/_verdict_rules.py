@@ -756,7 +756,7 @@ def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
     places: dict[str, list[int]] = {}
     for one in sorted(stalls, key=lambda one: (one.rank != odd, one.rank)):
         within = f"in {one.span}, " if one.span else ""
-        last = f"; its last collective: {one.collective}" if one.collective else ""
+        last = f"; the last collective: {one.collective}" if one.collective else ""
         places.setdefault(f"{within}{one.where or 'no stack is known'}{last}", []).append(one.rank)
     return [
         f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)} {'are' if len(ranks) > 1 else 'is'} "
@@ -1304,7 +1304,7 @@ _GREW: Final = {
 def _slowdown(report: Report) -> _Ruled:
     one = report.slowdown
     if one is None:
-        return [], "steps did not become longer for good"
+        return [], "steps did not become longer for good, or are too few to tell"
     if not _is_worth(report, one.cost_s, SLOWDOWN_FROM):
         return [], _too_little(report, "longer steps cost", one.cost_s, SLOWDOWN_FROM)
     if one.kind == "input" and any(finding.kind == "input-bound" for finding in _input(report)[0]):
