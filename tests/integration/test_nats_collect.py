@@ -1392,7 +1392,6 @@ class TestCommand:
             (("runs",), "give nats://HOST:PORT/STREAM"),
             (("nats://127.0.0.1:1/runs/run",), "its runs are divided among collectors"),
             (("nats://127.0.0.1:1/runs", "--bind", "tcp://*:7070"), "leave it out"),
-            (("nats://127.0.0.1:1/runs", "--workers", "0"), "give a positive number"),
         ],
     )
     def test_refused(self, capsys, arguments, line):
