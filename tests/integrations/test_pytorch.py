@@ -247,27 +247,6 @@ class TestInstrument:
         assert sum(isinstance(event, IterationEnded) for event in capture.events) == 2
         assert (capture.events[-1].name, capture.events[-1].step) == ("after", -1)
 
-    def test_steps_of_loops_left_early(self, capture):
-        """Loops that are left with a batch in hand leave no gap in the steps, and that batch's samples do not count."""
-        model, optimizer, batches = loop_of(batches=3)
-        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0):
-            for _ in range(2):
-                for number, batch in enumerate(batches):
-                    if number == 2:
-                        break
-                    train(model, optimizer, [batch])
-        iterations = [event for event in capture.events if isinstance(event, IterationEnded)]
-        assert [(event.step, event.samples) for event in iterations] == [(0, 2), (1, 2), (2, 2), (3, 2)]
-
-    def test_first_batch_not_trained_on(self, capture):
-        """A batch with which the first loop is left does not count in the first iteration."""
-        model, optimizer, batches = loop_of(batches=1)
-        with trackside.instrument(model, optimizer, batches):
-            for _ in batches:
-                break
-            train(model, optimizer, batches)
-        assert [event.samples for event in capture.events if isinstance(event, IterationEnded)] == [2]
-
     def test_job_ends_within_a_step(self, tmp_path):
         """An iteration without an update at the end of its job is not around what the next job records."""
         model, optimizer, batches = loop_of(batches=1)

@@ -14,7 +14,7 @@ from trackside.events import ConfigError, ambient, clock, process_source, span_n
 from trackside.events._settings import suggests_settings
 from trackside.instruments import data_loading, section, training_iteration
 from trackside.instruments import torch as pytorch
-from trackside.instruments._iteration import Iteration, next_step
+from trackside.instruments._iteration import Iteration
 from trackside.instruments._moments import watched_loops
 from trackside.instruments._span import is_innermost, opened, withdraw
 from trackside.integrations._parts import Parts, Patches, WatchedEvaluation, samples_in, watch_forward
@@ -105,8 +105,6 @@ class Instrumented:
         """The thread that the open iteration runs in."""
         self._samples: int | None = None
         self._losses: list[Any] = []
-        self._returned: tuple[Callable[[], int] | None, int | None] = None, None
-        """The step of an iteration that was withdrawn, for the next one, and the function that had counted it."""
         self._has_forward = False
         """Whether the open iteration had a forward pass."""
         self._has_own: bool | None = None
@@ -144,11 +142,7 @@ class Instrumented:
                     data_loading().open(at_ns=begun_ns).close(error=error)
                 raise
             self._take_batch(batch, begun_ns)
-            try:
-                yield batch
-            except GeneratorExit:
-                self._leave_batch()
-                raise
+            yield batch
 
     def _is_training(self) -> bool:
         model = self._model()
@@ -167,19 +161,6 @@ class Instrumented:
         if samples is not None:
             self._samples = (self._samples or 0) + samples * max(1, process_source().world_size)
 
-    def _leave_batch(self) -> None:
-        """Forget the batch in hand if the loop is left without training on it, and an iteration that has only that."""
-        iteration = self._iteration
-        if iteration is None:
-            self._waits, self._samples = [], None
-        elif not self._has_own and not self._has_forward and threading.get_ident() == self._thread:
-            self._withdraw(iteration)
-            self._returned = next_step.get(), iteration.step
-
-    def _withdraw(self, iteration: Iteration) -> None:
-        withdraw(iteration)
-        self._iteration, self._samples, self._losses = None, None, []
-
     def _begin(self, at_ns: int | None = None) -> None:
         waits, self._waits = self._waits, []
         if waits:
@@ -191,9 +172,7 @@ class Instrumented:
         if self._iteration is None and not self._has_own:
             self._thread = threading.get_ident()
             self._parts.is_shared = pytorch.is_distributed()
-            (counting, step), self._returned = self._returned, (None, None)
-            self._iteration = training_iteration(step if counting is next_step.get() else None)
-            self._has_forward = False
+            self._iteration, self._has_forward = training_iteration(), False
             self._iteration.open(at_ns=at_ns)
             if self._iteration.id:  # while no handler wants iterations, those of the script are not seen
                 self._has_own = False
@@ -292,8 +271,8 @@ class Instrumented:
             self._parts.end_all(error)
             self._end(error)
         elif self._iteration is not None and not self._has_own:
-            self._withdraw(self._iteration)
-        self._returned = None, None
+            withdraw(self._iteration)
+            self._iteration, self._samples, self._losses = None, None, []
         self._evaluation.end(error=error)
         if self not in _instrumented and self._end_open in watched_loops:
             watched_loops.remove(self._end_open)
