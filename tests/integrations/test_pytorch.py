@@ -247,6 +247,22 @@ class TestInstrument:
         assert sum(isinstance(event, IterationEnded) for event in capture.events) == 2
         assert (capture.events[-1].name, capture.events[-1].step) == ("after", -1)
 
+    def test_exception_with_a_batch_in_hand(self, tmp_path):
+        """An exception that leaves the loop before the forward pass fails the step of its batch."""
+        model, optimizer, batches = loop_of(batches=2)
+
+        def run():
+            with trackside.start(tmp_path, report=False), trackside.instrument(model, optimizer, batches):
+                for number, batch in enumerate(batches):
+                    if number == 1:
+                        raise ValueError("bad batch")
+                    train(model, optimizer, [batch])
+
+        with pytest.raises(ValueError, match="bad batch"):
+            run()
+        ended = trackside.replay(tmp_path, to=IterationEnded)
+        assert [(event.step, event.failed) for event in ended] == [(0, False), (1, True)]
+
     def test_job_ends_within_a_step(self, tmp_path):
         """An iteration without an update at the end of its job is not around what the next job records."""
         model, optimizer, batches = loop_of(batches=1)
