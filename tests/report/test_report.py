@@ -461,6 +461,11 @@ class TestText:
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 100
 
+    def test_bad_end(self, printed, made_up):
+        """An attempt whose four ranks were killed is one bad end on the time axis, before the restart."""
+        text = printed(read_report(made_up(killed_at=(201,), noise=0, stumbles=0)))
+        assert "1 bad end, 1 restart" in " ".join(text.split())
+
     def test_units(self, made_up):
         """In a line of any width, a value and its unit stay together."""
         report = read_report(made_up(killed_at=(130,)))

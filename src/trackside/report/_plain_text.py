@@ -40,7 +40,7 @@ _LEAST_SHARE: Final = 0.0005
 _SLOW: Final = 0.75
 _VERDICT_STYLES: Final = {"good": "bold green", "bad": "bold red", "running": "bold yellow"}
 _NARROW: Final = 40
-_MARKS: Final = {"end": "lost rank"}
+_MARKS: Final = {"end": "bad end"}
 """The words for kinds of marks that the kind alone does not explain."""
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ns|µs|ms|s|min|h|days?|[KMG]iB|steps?)\b))")
 
