@@ -99,6 +99,15 @@ class TestCommand:
         assert caught.value.code == 2
         assert f"argument {option}: '0' is no whole number from 1" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("option", ["--workers", "--replicas"])
+    def test_count_without_a_stream(self, option, command):
+        """Processes and nodes of a stream are refused without one."""
+        shown = command("collect", "--bind", "ipc:///x", option, "2")
+
+        assert shown.code == 2
+        assert f"{option}: got 2" in shown.err
+        assert "give nats://HOST:PORT/STREAM" in shown.err
+
     @pytest.mark.parametrize(
         "arguments", [["collect", "--bind", "ipc:///x", "--log"], ["run", "--log"], ["keys", "new"]]
     )

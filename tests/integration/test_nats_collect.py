@@ -1392,6 +1392,7 @@ class TestCommand:
             (("runs",), "give nats://HOST:PORT/STREAM"),
             (("nats://127.0.0.1:1/runs/run",), "its runs are divided among collectors"),
             (("nats://127.0.0.1:1/runs", "--bind", "tcp://*:7070"), "leave it out"),
+            (("nats://127.0.0.1:1/runs", "--quota", "5"), "it is for ranks that connect to --bind"),
         ],
     )
     def test_refused(self, capsys, arguments, line):

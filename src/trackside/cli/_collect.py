@@ -83,6 +83,9 @@ def run(options: argparse.Namespace) -> int:
     """Collect until a signal comes; return 1 if an event was not logged, or a worker failed."""
     if options.stream is not None:
         return _collect_stream(options)
+    for name in ("workers", "replicas"):
+        if getattr(options, name) > 1:
+            raise ConfigError(f"--{name}", getattr(options, name), "leave it out, or give nats://HOST:PORT/STREAM too")
     if options.bind is None:
         raise ConfigError("--bind", None, "give where ranks connect to, as tcp://*:7070, or nats://HOST:PORT/STREAM")
     collector = Collector(
@@ -114,6 +117,8 @@ def _collect_stream(options: argparse.Namespace) -> int:
     for name, value in given.items():
         if value:
             raise ConfigError(f"--{name}", value, "leave it out: ranks and viewers of a stream use its server")
+    if options.quota != PeerLimits().events:
+        raise ConfigError("--quota", options.quota, "leave it out: it is for ranks that connect to --bind")
     if not is_stream(options.stream):
         raise ConfigError("STREAM", options.stream, "give nats://HOST:PORT/STREAM")
     notices = Notices()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import shutil
 import subprocess
@@ -123,6 +124,12 @@ class TestWhoMay:
         """
         with pytest.raises(UnreadableError, match="no answer"):
             command(f"ipc://{socket_directory}/none", "status", timeout_s=0.3)
+
+    @pytest.mark.parametrize("timeout_s", [0, -1.0, math.inf, math.nan])
+    def test_waits_for_no_time(self, timeout_s):
+        """A time to wait is above 0 and finite."""
+        with pytest.raises(ConfigError, match="give seconds above 0"):
+            command("ipc:///x", "status", timeout_s=timeout_s)
 
 
 class TestOneJob:

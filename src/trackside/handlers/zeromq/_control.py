@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -246,11 +247,13 @@ def command(
         timeout_s: The time to wait for results, in seconds. A collector reports a rank that has not answered by then.
 
     Raises:
-        ConfigError: The verb does not exist, or the endpoint is not safe.
+        ConfigError: The verb does not exist, the endpoint is not safe, or *timeout_s* is not above 0 and finite.
         UnreadableError: No job or collector answers there, or it refuses.
     """
     if verb not in VERBS:
         raise ConfigError("verb", verb, f"give one of {', '.join(VERBS)}")
+    if not 0 < timeout_s < math.inf:
+        raise ConfigError("timeout_s", timeout_s, "give seconds above 0")
     if is_stream(endpoint):
         if keys is not None:
             raise ConfigError("keys", str(keys), "leave them out: a stream has users, and its address names one")
