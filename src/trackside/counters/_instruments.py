@@ -641,7 +641,7 @@ if FREE_THREADED:
         except KeyError:
             buffer = self._by_lane.setdefault(_get_ident() % LANES, self._new_buffer())
         waiting = len(buffer)
-        # Where another thread folds, which may have lost its processor, room is asked for at eight samples in 1,024:
+        # Room is asked for at eight samples in 1,024 while another thread folds, which may have lost its processor:
         # threads of one lane that append at once pass the first.
         if waiting < 1024 or waiting % 1024 > 7 or self._make_room(buffer):  # noqa: PLR2004  as in `Counter.add`
             buffer.append(amount)
