@@ -359,6 +359,7 @@ class TestContext:
                     assert not iteration.is_open
             finally:
                 gc.set_threshold(*kept)
+                gc.collect()  # what is left would open spans in another test
         assert ambient.get() == around
         assert _span.opened() == open_before
         assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
