@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -42,6 +43,7 @@ def interrupted_after(moments, call):
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
+    gc.disable()  # what a collection calls swallows the exception
     sys.setprofile(count)
     try:
         call()
@@ -49,6 +51,7 @@ def interrupted_after(moments, call):
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
 
 
